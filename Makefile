@@ -1,0 +1,159 @@
+# tandem: build, check, demo, install, bundle. `make help` lists the targets.
+#
+# Everything is built out of tree in $(B). Sources are found by folder, header dependencies are automatic. The CUDA module is built where nvcc is
+# found; without it the rest is complete and runs on the CPU backend.
+
+PREFIX ?= /usr/local
+DESTDIR ?=
+VERSION := 0.1.0
+CC ?= gcc
+NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null))
+SAN ?= 0
+B := $(if $(filter 1,$(SAN)),build-san,build)
+Q := $(if $(V),,@)
+
+PKGS := libuv libnanomsg libprotobuf-c libpcre2-8 libutf8proc jansson inih openblas libxxhash libedit
+ifneq ($(MAKECMDGOALS),setup)
+PKG_MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done)
+endif
+
+CPPFLAGS += -I. -I$(B)/proto -D_GNU_SOURCE -DTD_VERSION='"$(VERSION)"' -DTD_PREFIX='"$(PREFIX)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+WARN := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
+CFLAGS ?= -O2 -g
+ALL_CFLAGS := -std=gnu11 -fPIC -pthread -fno-math-errno $(WARN) $(CFLAGS)
+ifeq ($(SAN),1)
+ALL_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+ALL_LDFLAGS := -fsanitize=address,undefined
+endif
+ALL_LDFLAGS += -pthread $(LDFLAGS)
+
+lib = $(shell pkg-config --libs $(1) 2>/dev/null)
+LIBS_PROTO := $(call lib,libprotobuf-c)
+LIBS_ENGINE := $(call lib,libnanomsg libpcre2-8 libutf8proc jansson libxxhash) $(LIBS_PROTO) -ldl -lm
+LIBS_KERNELS := $(call lib,openblas) -ldl -lm
+LIBS_DAEMON := $(call lib,libuv inih)
+LIBS_CLIENT := $(call lib,libedit jansson)
+
+# ---- components: one static library per folder; mains apart -----------------------------------------------------------------------
+src = $(filter-out $(1)/main.c,$(wildcard $(1)/*.c))
+obj = $(patsubst %.c,$(B)/%.o,$(1))
+SRC_PROTO := $(call src,proto)
+OBJ_PROTO := $(call obj,$(SRC_PROTO)) $(B)/proto/tandem.pb-c.o $(B)/proto/worker.pb-c.o
+OBJ_ENGINE := $(call obj,$(call src,engine))
+OBJ_KERNELS := $(call obj,$(call src,kernels) $(call src,kernels/cpu))
+OBJ_TARGET := $(call obj,$(call src,target_worker))
+OBJ_DRAFTER := $(call obj,$(call src,drafter_worker))
+OBJ_DAEMON := $(call obj,$(call src,daemon))
+SRC_LIBTANDEM := $(wildcard client/lib*.c)
+OBJ_LIBTANDEM := $(call obj,$(SRC_LIBTANDEM))
+OBJ_CLIENT := $(call obj,$(filter-out $(SRC_LIBTANDEM),$(call src,client)))
+
+A_PROTO := $(B)/libtdproto.a
+A_ENGINE := $(B)/libtdengine.a
+A_KERNELS := $(B)/libtdkernels.a
+A_TARGET := $(B)/libtdtarget.a
+A_DRAFTER := $(B)/libtddrafter.a
+A_DAEMON := $(B)/libtddaemon.a
+A_LIBTANDEM := $(B)/libtandem.a
+SO_LIBTANDEM := $(B)/libtandem.so.0
+A_CLIENT := $(B)/libtdclient.a
+
+BINS := $(foreach p,tandemd:daemon tandem-target:target_worker tandem-drafter:drafter_worker tandem:client,\
+	$(if $(wildcard $(word 2,$(subst :, ,$(p)))/main.c),$(B)/bin/$(word 1,$(subst :, ,$(p)))))
+SRC_CUDA := $(wildcard kernels/cuda/*.cu)
+CUDA_MODULE := $(if $(NVCC),$(if $(SRC_CUDA),$(B)/lib/tandem-cuda.so))
+TESTS := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
+TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/%,$(wildcard tests/tools/*.c))
+
+.PHONY: all help setup deps-check check check-gpu demo install bundle clean tests
+all: deps-check $(BINS) $(CUDA_MODULE) $(SO_LIBTANDEM) $(A_LIBTANDEM)
+	$(Q)$(if $(CUDA_MODULE),:,echo "note: the CUDA module was left out ($(if $(NVCC),no sources,nvcc was not found)): the CPU backend is complete without it")
+
+help:
+	@echo "make            build into $(B)/"
+	@echo "make demo       install what is missing, build, serve the tiny model, ask it a question"
+	@echo "make check      all tests (SAN=1: under ASan and UBSan)"
+	@echo "make check-gpu  the GPU suites (needs a GPU)"
+	@echo "make install    DESTDIR=$(DESTDIR) PREFIX=$(PREFIX)"
+	@echo "make bundle     relocatable binaries with their libraries, in bundle/"
+
+deps-check:
+	@if [ -n "$(strip $(PKG_MISSING))" ] || ! command -v protoc-c >/dev/null; then \
+		echo "missing: $(strip $(PKG_MISSING)) $$(command -v protoc-c >/dev/null || echo protoc-c)"; \
+		echo "run 'make setup' (as root, on Debian), or install the packages that tools/setup.sh lists"; exit 1; fi
+
+setup:
+	$(Q)sh tools/setup.sh
+
+# ---- protobuf ------------------------------------------------------------------------------------------------------------------------
+$(B)/proto/%.pb-c.c $(B)/proto/%.pb-c.h &: proto/%.proto
+	@mkdir -p $(B)/proto
+	$(Q)protoc-c --proto_path=proto --c_out=$(B)/proto $<
+PB_H := $(B)/proto/tandem.pb-c.h $(B)/proto/worker.pb-c.h
+$(B)/proto/%.pb-c.o: $(B)/proto/%.pb-c.c
+	$(Q)$(CC) $(CPPFLAGS) $(filter-out -Wshadow -Wextra,$(ALL_CFLAGS)) -c $< -o $@
+
+# ---- C -------------------------------------------------------------------------------------------------------------------------------
+# The CPU backend is arithmetic in plain loops: let the compiler vectorise it.
+$(B)/kernels/cpu/%.o: ALL_CFLAGS += -O3
+$(B)/%.o: %.c | $(PB_H)
+	@mkdir -p $(@D)
+	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) -MMD -MP -c $< -o $@
+
+$(A_PROTO): $(OBJ_PROTO)
+$(A_ENGINE): $(OBJ_ENGINE)
+$(A_KERNELS): $(OBJ_KERNELS)
+$(A_TARGET): $(OBJ_TARGET)
+$(A_DRAFTER): $(OBJ_DRAFTER)
+$(A_DAEMON): $(OBJ_DAEMON)
+$(A_CLIENT): $(OBJ_CLIENT)
+$(A_LIBTANDEM): $(OBJ_LIBTANDEM) $(OBJ_PROTO) $(B)/engine/error.o
+$(B)/lib%.a:
+	@rm -f $@
+	$(Q)$(AR) rcs $@ $^
+$(SO_LIBTANDEM): $(OBJ_LIBTANDEM) $(OBJ_PROTO) $(B)/engine/error.o
+	$(Q)$(CC) -shared -Wl,-soname,libtandem.so.0 $(if $(wildcard client/libtandem.map),-Wl$(,)--version-script=client/libtandem.map) $(ALL_LDFLAGS) $^ $(LIBS_PROTO) -o $@
+, := ,
+
+link = @mkdir -p $(@D); $(if $(V),set -x;) $(CC) $(ALL_LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(1) -o $@
+$(B)/bin/tandemd: $(B)/daemon/main.o $(A_DAEMON) $(A_ENGINE) $(A_PROTO)
+	$(call link,$(LIBS_DAEMON) $(LIBS_ENGINE))
+$(B)/bin/tandem-target: $(B)/target_worker/main.o $(A_TARGET) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+	$(call link,$(LIBS_ENGINE) $(LIBS_KERNELS))
+$(B)/bin/tandem-drafter: $(B)/drafter_worker/main.o $(A_DRAFTER) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+	$(call link,$(LIBS_ENGINE) $(LIBS_KERNELS))
+$(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_PROTO)
+	$(call link,$(LIBS_CLIENT) $(LIBS_ENGINE))
+
+# ---- CUDA module ---------------------------------------------------------------------------------------------------------------------
+CUDA_ARCHS ?= 80 86 89 90
+CUDA_GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+OBJ_CUDA := $(patsubst %.cu,$(B)/%.cu.o,$(SRC_CUDA))
+$(B)/%.cu.o: %.cu | $(PB_H)
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
+$(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
+	@mkdir -p $(@D)
+	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -lcuda -o $@
+
+# ---- tests ---------------------------------------------------------------------------------------------------------------------------
+# A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.
+TEST_ARCHIVES := $(A_TARGET) $(A_DRAFTER) $(A_DAEMON) $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+$(B)/tests/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
+	$(call link,-lcmocka $(LIBS_DAEMON) $(LIBS_CLIENT) $(LIBS_ENGINE) $(LIBS_KERNELS))
+$(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
+	$(call link,$(LIBS_DAEMON) $(LIBS_CLIENT) $(LIBS_ENGINE) $(LIBS_KERNELS))
+tests: $(TESTS) $(TOOLS)
+check: all tests
+	$(Q)B=$(B) sh tests/run.sh
+check-gpu: all tests
+	$(Q)B=$(B) sh tests/gpu/run.sh
+
+demo: setup
+	$(Q)$(MAKE) --no-print-directory all
+	$(Q)B=$(B) sh tools/demo.sh
+
+clean:
+	rm -rf build build-san bundle
+
+-include $(shell find $(B) -name '*.d' 2>/dev/null)

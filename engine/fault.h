@@ -1,0 +1,16 @@
+/*
+ * fault.h: fault levers: named spots where a test can make a process crash, hang or misbehave.
+ *
+ * Armed only by TANDEM_FAULT in tandemd's environment ("name", "name:count" = at the count-th visit; several by commas), which tandemd passes
+ * on to its workers with Configure. Reachable by whoever starts the daemon, never by a client. A spot costs one load when nothing is armed.
+ */
+#ifndef TD_FAULT_H
+#define TD_FAULT_H
+
+void td_fault_arm(const char *spec); /* NULL or "" disarms; unknown names abort with a message that lists the known ones */
+/* 1 when the lever of this name is due now. Names: see TD_FAULTS in fault.c. */
+int td_fault(const char *name);
+/* crash = abort(), hang = sleep for ever, at the spot `where`: levers "<where>.crash" and "<where>.hang". */
+void td_fault_spot(const char *where);
+
+#endif

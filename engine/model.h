@@ -1,0 +1,138 @@
+/*
+ * model.h: what a model folder says (config.json), and its weights in an arena, ready for kernels.h.
+ *
+ * Two steps. td_*_config_load reads and checks config.json alone (tandemd and `tandem doctor` need no more). td_*_weights_load maps the
+ * checkpoint, plans the arena, fills it through td_ops.pack, or imports a kept arena whose fingerprint and checksums match and reads no file.
+ * Each module is BF16 or packed INT4 by which tensors exist, cross-checked against quantization_config. Fused maps (q|k|v ...) are made where
+ * the parts have one format, otherwise the parts stay apart (struct td_fused). Prefixes `model.` and `model.language_model.`; vision
+ * (`model.visual.`, `visual.`) and MTP (`mtp.`) tensors are skipped; any other tensor nobody asked for is an error that names it.
+ */
+#ifndef TD_MODEL_H
+#define TD_MODEL_H
+
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+enum { TD_LAYERS_MAX = 128, TD_TAPS_MAX = 16, TD_EOS_MAX = 8, TD_FUSED_MAX = 4 };
+
+/* ---- config.json ------------------------------------------------------------------------------------------------------------------- */
+
+struct td_quant { /* from quantization_config; group 0 = none */
+	int bits, group, symmetric;
+};
+
+struct td_target_config {
+	char model_type[32]; /* qwen3_5_text, or qwen3_5 with a text_config */
+	int layers, hidden, intermediate, vocab;
+	int heads, kv_heads, head_dim, rotary_dim;
+	int k_heads, v_heads, k_dim, v_dim, conv_kernel; /* of the linear layers; conv_kernel must be 4 */
+	int full_attention[TD_LAYERS_MAX]; /* layer_types */
+	float rope_theta, eps;
+	int attn_output_gate; /* must be 1 */
+	int tied; /* tie_word_embeddings */
+	int max_position;
+	int n_eos, eos[TD_EOS_MAX]; /* config.json and generation_config.json together */
+	struct td_quant quant;
+};
+
+struct td_drafter_config {
+	int layers, hidden, intermediate, vocab;
+	int heads, kv_heads, head_dim;
+	int sliding[TD_LAYERS_MAX]; /* layer_types */
+	int causal[TD_LAYERS_MAX]; /* inside the block: is_causal, else dflash_config.causal, else sliding layers only */
+	int window; /* 0 when no layer slides */
+	int block, mask_id;
+	int n_taps, tap[TD_TAPS_MAX]; /* target layers whose output is tapped, 0-based */
+	float rope_theta, eps;
+	int max_position;
+	int target_layers; /* num_target_layers, 0 = not said */
+	struct td_quant quant;
+};
+
+int td_target_config_load(const char *dir, struct td_target_config *c, struct td_error *err);
+int td_drafter_config_load(const char *dir, struct td_drafter_config *c, struct td_error *err);
+/* The pair fits: hidden size, vocabulary, taps within the target's layers, block <= TD_BLOCK_MAX, mask id. TD_E_MISMATCH names the field and both values. */
+int td_pair_check(const struct td_target_config *t, const struct td_drafter_config *d, struct td_error *err);
+
+/* ---- weights ----------------------------------------------------------------------------------------------------------------------- */
+
+/* Modules that read the same input, side by side in the output: part i writes columns [off[i], off[i] + part[i].out). */
+struct td_fused {
+	int n, out;
+	int off[TD_FUSED_MAX];
+	struct td_linear part[TD_FUSED_MAX];
+};
+
+struct td_target_layer {
+	int full; /* which half of the union below is meant */
+	const float *input_norm, *post_norm; /* (hidden) */
+	struct td_fused gate_up; /* 2 * intermediate */
+	struct td_linear down;
+	/* full attention */
+	struct td_fused qkv; /* q|gate per head, k, v */
+	struct td_linear o;
+	struct td_attn attn;
+	/* linear attention */
+	struct td_fused qkvz; /* q|k|v|z */
+	struct td_fused ba; /* b|a */
+	struct td_linear out;
+	struct td_gdn gdn;
+};
+
+struct td_target_weights {
+	struct td_target_config cfg;
+	struct td_arena arena;
+	struct td_tensor embed; /* bf16 (vocab, hidden) */
+	struct td_linear head; /* the same memory when tied */
+	const float *norm;
+	struct td_target_layer layer[TD_LAYERS_MAX];
+};
+
+struct td_drafter_layer {
+	const float *input_norm, *post_norm;
+	struct td_fused qkv; /* q, k, v */
+	struct td_fused kv; /* the k, v part of qkv for context rows: same memory where the backend's order allows a row range, else packed again */
+	struct td_linear o;
+	struct td_fused gate_up;
+	struct td_linear down;
+	struct td_attn attn;
+};
+
+struct td_drafter_weights {
+	struct td_drafter_config cfg;
+	struct td_arena arena;
+	struct td_linear fc; /* hidden x (taps * hidden) */
+	const float *hidden_norm, *norm;
+	struct td_drafter_layer layer[TD_LAYERS_MAX];
+};
+
+/* What a worker keeps of its arena so that a successor can trust it. */
+struct td_arena_seal {
+	char fingerprint[256];
+	uint64_t block;
+	int n;
+	uint64_t *checksum; /* malloc'd (n) */
+};
+void td_arena_seal_finish(struct td_arena_seal *seal);
+int td_arena_seal_make(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, const char *fingerprint, struct td_arena_seal *seal, struct td_error *err);
+int td_arena_seal_check(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, const struct td_arena_seal *seal, struct td_error *err); /* TD_E_FORMAT: content changed */
+
+/* Called while loading: for the progress message and the watchdog. */
+typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
+
+/* `kept`: an arena already imported (its fd is taken), or NULL to create one. With `kept` no tensor data is read: shapes come from the
+ * safetensors headers only. The fingerprint is computed for both and returned (text of at most 255 bytes). */
+int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
+			   struct td_target_weights **w, char fingerprint[256], struct td_error *err);
+int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
+			    struct td_drafter_weights **w, char fingerprint[256], struct td_error *err);
+void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
+void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
+/* Fingerprint alone, from the files' names, sizes and times and the backend's name: what a kept arena must match before it is imported. */
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, char fingerprint[256], struct td_error *err);
+
+/* y = W x for a fused map: one td_ops.linear per part. */
+void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y);
+
+#endif

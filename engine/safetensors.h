@@ -1,0 +1,37 @@
+/*
+ * safetensors.h: read-only access to a checkpoint folder's tensors: one file, or shards with model.safetensors.index.json.
+ *
+ * Files are memory-mapped; every offset, size, dtype and shape of the header is checked at open, so that a lookup can be trusted.
+ * A truncated or lying file is an error that names file and tensor. The set owns the mappings; tensors are views into it.
+ */
+#ifndef TD_SAFETENSORS_H
+#define TD_SAFETENSORS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/error.h"
+#include "kernels/kernels.h"
+
+struct td_st_tensor {
+	const char *name;
+	enum td_dtype dtype; /* what kernels.h names; others make the file unsupported only when looked up */
+	int n_dims;
+	int64_t dim[8];
+	const void *data; /* not aligned to more than the file was: read with memcpy or as bytes when in doubt */
+	size_t bytes;
+	int used; /* set by td_st_find: unused tensors are reported by td_st_unused */
+};
+
+struct td_st; /* opaque */
+
+int td_st_open(const char *dir, struct td_st **st, struct td_error *err); /* folder, or one .safetensors file */
+void td_st_close(struct td_st *st);
+/* NULL when absent. */
+struct td_st_tensor *td_st_find(struct td_st *st, const char *name);
+size_t td_st_count(const struct td_st *st);
+struct td_st_tensor *td_st_at(struct td_st *st, size_t i);
+/* Identity of the files (names, sizes, modification times) for a fingerprint; appended to text. */
+void td_st_identity(const struct td_st *st, char *text, size_t size);
+
+#endif

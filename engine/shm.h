@@ -1,0 +1,185 @@
+/*
+ * shm.h: the memory that tandemd and its two workers share (one memfd), and the way of a cycle through it.
+ *
+ * tandemd creates it (td_shm_create), passes the fd to each worker at exec, all map it (td_shm_map). It never moves and never grows.
+ * It holds: the header with the epoch; one slot area per slot (what to run: written by tandemd before it pushes START); three rings of
+ * fixed-size records (tandemd -> target, target -> tandemd, drafter -> tandemd); the step records (what the target tells the drafter); the
+ * flags and bells; and, on the CPU backend, the exchange region.
+ *
+ * A step. The target numbers its steps (prefill chunk or verify) from 1 in each epoch. It fills step record n % TD_STEPS, writes features to
+ * exchange buffer n % TD_FEATURE_BUFS, then sets flag `target` to (epoch << 32 | n). The drafter takes the steps in order: appends the features
+ * to its KV cache, drafts for the entries that ask for it, then sets flag `drafter` to the same value. Before the target reuses a buffer or a step
+ * record of step n it waits for drafter >= n. A request is ready to be verified when drafter >= the step that asked for its draft.
+ * Without a drafter process (`drafter_present` 0) nobody waits and nothing is written for it.
+ *
+ * Epochs. tandemd raises the epoch when a worker died: it stores the new epoch, poisons both flags of the old one (TD_FLAG_POISON) and rings
+ * the bells. A survivor drops all requests when it sees the epoch change, answers RESET_DONE with the new epoch, and numbers its steps from 1.
+ * Records of an older epoch are dropped by whoever reads them. No flag is ever set back.
+ *
+ * What must never happen: a pointer in here (only offsets); a record read without checking its epoch; an index from here used unchecked by tandemd.
+ */
+#ifndef TD_SHM_H
+#define TD_SHM_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+enum {
+	TD_SHM_VERSION = 1,
+	TD_STEPS = 4,
+	TD_FEATURE_BUFS = 2,
+	TD_RING_RECORDS = 4096,
+	TD_SLOTS_MAX = 64,
+	TD_STOP_IDS_MAX = 32,
+};
+
+/* ---- ring: single producer, single consumer ---------------------------------------------------------------------------------------- */
+
+enum td_record_kind {
+	/* tandemd -> target */
+	TD_REC_START = 1, /* slot area `slot` holds request `request`: run it */
+	TD_REC_CANCEL, /* stop it; the target answers DONE (cancelled) unless it had ended */
+	TD_REC_PAUSE, /* leave it out of batches (slow reader) */
+	TD_REC_RESUME,
+	/* target -> tandemd */
+	TD_REC_PREFILL, /* a = prompt tokens done, b = all */
+	TD_REC_COMMIT, /* n tokens at positions a.. ; drafted, accepted of the step; top log-probs in the slot area */
+	TD_REC_DONE, /* the slot is free again; reason = enum td_finish; follows the last COMMIT */
+	/* both workers -> tandemd */
+	TD_REC_RESET_DONE, /* epoch in `epoch` */
+};
+
+enum td_finish { TD_FIN_STOP = 1 /* stop id */, TD_FIN_LENGTH, TD_FIN_CANCELLED, TD_FIN_ERROR };
+
+struct td_record {
+	uint32_t epoch;
+	uint16_t kind; /* enum td_record_kind */
+	uint16_t slot;
+	uint64_t request; /* tandemd's number of the request */
+	uint64_t sequence; /* counts the records of this ring, from 1 */
+	uint32_t a, b;
+	uint16_t n, reason; /* COMMIT: tokens; DONE: enum td_finish */
+	uint16_t drafted, accepted; /* COMMIT of a verify step: drafts proposed and accepted */
+	int32_t token[TD_BLOCK_MAX];
+	uint32_t us_step; /* COMMIT: microseconds of the step that made it, waiting left out */
+	uint32_t pad[5];
+};
+_Static_assert(sizeof(struct td_record) == 128, "a record is two cache lines");
+
+struct td_ring {
+	_Atomic uint64_t head; /* records written */
+	char pad0[120];
+	_Atomic uint64_t tail; /* records read */
+	char pad1[120];
+	struct td_record record[TD_RING_RECORDS];
+};
+
+/* 1 if pushed, 0 if full. Fills in `sequence`. */
+int td_ring_push(struct td_ring *ring, struct td_record *rec);
+/* 1 if *rec was filled, 0 if empty. */
+int td_ring_pop(struct td_ring *ring, struct td_record *rec);
+
+/* ---- bells and flags as host memory ------------------------------------------------------------------------------------------------ */
+
+void td_bell_ring(struct td_bell *bell);
+/* Sleeps until the bell rang since `seen` (a value of count read before looking for work), or timeout. Spins for a few microseconds first. */
+void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms);
+
+/* ---- slot area --------------------------------------------------------------------------------------------------------------------- */
+
+/* What to run in a slot. tandemd writes it while the slot is free, then pushes START; workers only read, except `verdict`. */
+struct td_slot_area {
+	uint64_t request;
+	uint32_t epoch;
+	int32_t n_tokens; /* ids to feed: the prompt and, after a crash, the tokens committed before */
+	int32_t n_prompt; /* of these, how many are prompt (penalties count the others as output) */
+	int32_t max_total; /* stop with LENGTH when prompt + output reach this; <= context */
+	int32_t k; /* drafts per step wanted for this request, 0 = plain decoding; at most the drafter's block - 1 */
+	int32_t n_stop;
+	int32_t stop[TD_STOP_IDS_MAX]; /* ending ids; empty under ignore_eos */
+	struct td_sampling sampling;
+	/* log-probabilities of commits: entry = commit's number since START, modulo; written by the target before the COMMIT record */
+	struct td_verdict verdict[4];
+};
+/* token ids of slot s: int32_t[context], at td_shm_ids() */
+
+/* ---- step record: target -> drafter ------------------------------------------------------------------------------------------------ */
+
+struct td_step_entry {
+	uint64_t request;
+	int32_t slot;
+	int32_t row0, rows; /* rows of the feature buffer to append, at positions pos0.. */
+	int32_t pos0; /* 0: a new request begins in this slot */
+	int32_t draft; /* drafts wanted after appending (k); 0 = none. Anchor = position pos0 + rows, token anchor[slot] */
+};
+
+struct td_step {
+	uint32_t epoch, number;
+	int32_t n_entries;
+	int32_t n_rows; /* of features */
+	struct td_step_entry entry[TD_SLOTS_MAX];
+};
+
+/* ---- header ------------------------------------------------------------------------------------------------------------------------ */
+
+struct td_worker_stats { /* written by the worker alone, read by tandemd at leisure; microseconds and counts since start */
+	_Atomic uint64_t progress; /* changes whenever the worker got something done: the watchdog's evidence */
+	_Atomic uint64_t busy; /* 1 while there is work to do */
+	_Atomic uint64_t steps, step_us, wait_us; /* drafts or verifies, time in them, time waiting for the other worker inside a cycle */
+	_Atomic uint64_t prefill_tokens, prefill_us;
+	_Atomic uint64_t commit_us; /* target: after the forward: accept, records */
+	char pad[192 - 8 * 8];
+};
+
+struct td_shm_config { /* fixed at creation */
+	int32_t slots, context; /* context: tokens per slot, multiple of TD_PAGE */
+	int32_t vocab, features; /* features: columns of a feature row (taps * hidden), 0 without drafter */
+	int32_t chunk; /* most rows of a prefill step, multiple of 64 */
+	int32_t feature_rows; /* rows of a feature buffer: max(chunk, slots * TD_BLOCK_MAX) */
+	int32_t host_exchange; /* 1: the exchange region is part of this memory (CPU backend) */
+};
+
+struct td_shm {
+	uint32_t magic, version;
+	uint64_t size;
+	struct td_shm_config cfg;
+	uint64_t off_slots, off_ids, off_exchange;
+	_Alignas(128) _Atomic uint32_t epoch;
+	_Atomic uint32_t drafter_present;
+	_Alignas(128) struct td_flag target, drafter; /* last step done by each */
+	struct td_bell bell_target, bell_drafter;
+	struct td_worker_stats stats_target, stats_drafter;
+	struct td_step step[TD_STEPS];
+	struct td_ring to_target, from_target, from_drafter;
+};
+
+/* Exchange region: what never needs to touch the host. On the CPU it lies in the shm; on CUDA it is a device allocation shared by IPC handle. */
+struct td_exchange {
+	void *features[TD_FEATURE_BUFS]; /* act (feature_rows, features) */
+	struct td_draft *draft; /* (slots) */
+	int32_t *anchor; /* (slots) */
+	uint16_t *counts; /* (slots, vocab) */
+};
+size_t td_exchange_bytes(const struct td_shm_config *cfg, enum td_dtype act);
+void td_exchange_layout(const struct td_shm_config *cfg, enum td_dtype act, void *base, struct td_exchange *out);
+
+int td_shm_create(const struct td_shm_config *cfg, int *fd, struct td_shm **shm, struct td_error *err);
+int td_shm_map(int fd, struct td_shm **shm, struct td_error *err); /* checks magic, version, size and every offset */
+void td_shm_unmap(struct td_shm *shm);
+
+static inline struct td_slot_area *td_shm_slot(struct td_shm *shm, int slot)
+{
+	return (struct td_slot_area *)((char *)shm + shm->off_slots) + slot;
+}
+static inline int32_t *td_shm_ids(struct td_shm *shm, int slot)
+{
+	return (int32_t *)((char *)shm + shm->off_ids) + (size_t)slot * (size_t)shm->cfg.context;
+}
+static inline uint64_t td_step_value(uint32_t epoch, uint32_t number)
+{
+	return (uint64_t)epoch << 32 | number;
+}
+
+#endif
