@@ -12,7 +12,7 @@ SAN ?= 0
 B := $(if $(filter 1,$(SAN)),build-san,build)
 Q := $(if $(V),,@)
 
-PKGS := libuv libnanomsg libprotobuf-c libpcre2-8 libutf8proc jansson inih openblas libxxhash libedit
+PKGS := libuv nanomsg libprotobuf-c libpcre2-8 libutf8proc jansson inih openblas libxxhash libedit
 ifneq ($(MAKECMDGOALS),setup)
 PKG_MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done)
 endif
@@ -29,7 +29,7 @@ ALL_LDFLAGS += -pthread $(LDFLAGS)
 
 lib = $(shell pkg-config --libs $(1) 2>/dev/null)
 LIBS_PROTO := $(call lib,libprotobuf-c)
-LIBS_ENGINE := $(call lib,libnanomsg libpcre2-8 libutf8proc jansson libxxhash) $(LIBS_PROTO) -ldl -lm
+LIBS_ENGINE := $(call lib,nanomsg libpcre2-8 libutf8proc jansson libxxhash) $(LIBS_PROTO) -ldl -lm
 LIBS_KERNELS := $(call lib,openblas) -ldl -lm
 LIBS_DAEMON := $(call lib,libuv inih)
 LIBS_CLIENT := $(call lib,libedit jansson)
