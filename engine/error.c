@@ -7,11 +7,23 @@
 #include <stdio.h>
 #include <string.h>
 
-static void one_line(char *text)
+#include "engine/utf8.h"
+
+/* The sentence goes to terminals, JSON and the wire: one line, well-formed UTF-8, also when it was cut in the middle of a character or
+ * quotes what somebody sent. */
+static void clean(char *text)
 {
-	for (; *text; text++)
-		if ((unsigned char)*text < 0x20)
-			*text = ' ';
+	size_t n = strlen(text), len;
+
+	for (size_t i = 0; i < n; i += len) {
+		len = td_utf8_length((const uint8_t *)text + i, n - i);
+		if (!len) {
+			text[i] = '?';
+			len = 1;
+		} else if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f) {
+			text[i] = ' ';
+		}
+	}
 }
 
 int td_error_set(struct td_error *err, int code, const char *fmt, ...)
@@ -24,13 +36,14 @@ int td_error_set(struct td_error *err, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(err->text, sizeof(err->text), fmt, ap);
 	va_end(ap);
-	one_line(err->text);
+	clean(err->text);
 	return code;
 }
 
 int td_error_prefix(struct td_error *err, const char *fmt, ...)
 {
-	char head[sizeof(err->text)], text[2 * sizeof(err->text)];
+	char head[sizeof(err->text)], old[sizeof(err->text)];
+	size_t n;
 	va_list ap;
 
 	if (!err)
@@ -38,10 +51,14 @@ int td_error_prefix(struct td_error *err, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(head, sizeof(head), fmt, ap);
 	va_end(ap);
-	snprintf(text, sizeof(text), "%s: %s", head, err->text);
-	text[sizeof(err->text) - 1] = '\0';
-	memcpy(err->text, text, sizeof(err->text));
-	one_line(err->text);
+	memcpy(old, err->text, sizeof(old));
+	n = strlen(head);
+	if (n > sizeof(head) - 3)
+		n = sizeof(head) - 3;
+	memcpy(err->text, head, n);
+	memcpy(err->text + n, ": ", 3);
+	strncat(err->text, old, sizeof(err->text) - 1 - (n + 2));
+	clean(err->text);
 	return err->code;
 }
 
