@@ -147,15 +147,12 @@ static void sink_write(struct sink *s, const char *line, size_t n)
 		return;
 	if (s->missing) {
 		char told[256];
-		unsigned long missing = s->missing, dropped = lg.dropped;
+		unsigned long missing = s->missing;
 		size_t k = head_make(told, sizeof(told), TD_LOG_WARN);
 
 		k += (size_t)snprintf(told + k, sizeof(told) - k, "%lu log lines were lost here: %s\n", missing, strerror(s->why));
-		if (put_line(s, told, k) < 0) {
-			/* this notice is no line of its own: only what the caller wanted to say counts as lost */
-			lg.dropped = dropped + 1;
-			return;
-		}
+		if (put_line(s, told, k) < 0)
+			return; /* counted once: for the caller's line, which is not tried */
 		s->missing = 0;
 	}
 	put_line(s, line, n);
