@@ -33,6 +33,7 @@ enum {
 	TD_RING_RECORDS = 4096,
 	TD_SLOTS_MAX = 64,
 	TD_STOP_IDS_MAX = 32,
+	TD_VERDICTS = 4,
 };
 
 /* ---- ring: single producer, single consumer ---------------------------------------------------------------------------------------- */
@@ -45,7 +46,7 @@ enum td_record_kind {
 	TD_REC_RESUME,
 	/* target -> tandemd */
 	TD_REC_PREFILL, /* a = prompt tokens done, b = all */
-	TD_REC_COMMIT, /* n tokens at positions a.. ; drafted, accepted of the step; top log-probs in the slot area */
+	TD_REC_COMMIT, /* n tokens at positions a.. ; drafted, accepted of the step; b = the commit's number since START, from 0; reason = 1 for a decode step, 0 for the first token, which the prefill made */
 	TD_REC_DONE, /* the slot is free again; reason = enum td_finish; follows the last COMMIT */
 	/* both workers -> tandemd */
 	TD_REC_RESET_DONE, /* epoch in `epoch` */
@@ -60,7 +61,7 @@ struct td_record {
 	uint64_t request; /* tandemd's number of the request */
 	uint64_t sequence; /* counts the records of this ring, from 1 */
 	uint32_t a, b;
-	uint16_t n, reason; /* COMMIT: tokens; DONE: enum td_finish */
+	uint16_t n, reason; /* COMMIT: tokens, decode step or not; DONE: enum td_finish */
 	uint16_t drafted, accepted; /* COMMIT of a verify step: drafts proposed and accepted */
 	int32_t token[TD_BLOCK_MAX];
 	uint32_t us_step; /* COMMIT: microseconds of the step that made it, waiting left out */
@@ -100,8 +101,9 @@ struct td_slot_area {
 	int32_t n_stop;
 	int32_t stop[TD_STOP_IDS_MAX]; /* ending ids; empty under ignore_eos */
 	struct td_sampling sampling;
-	/* log-probabilities of commits: entry = commit's number since START, modulo; written by the target before the COMMIT record */
-	struct td_verdict verdict[4];
+	/* log-probabilities of commits, when asked for: entry b % TD_VERDICTS, written by the target before the COMMIT record. Read it when the record
+	 * is popped, before the next one is: the target reuses an entry only after a later record of this slot was popped. */
+	struct td_verdict verdict[TD_VERDICTS];
 };
 /* token ids of slot s: int32_t[context], at td_shm_ids() */
 
@@ -126,7 +128,7 @@ struct td_step {
 
 struct td_worker_stats { /* written by the worker alone, read by tandemd at leisure; microseconds and counts since start */
 	_Atomic uint64_t progress; /* changes whenever the worker got something done: the watchdog's evidence */
-	_Atomic uint64_t busy; /* 1 while there is work to do */
+	_Atomic uint64_t busy; /* 1 while the worker itself works; 0 while it waits for a command or for the other worker */
 	_Atomic uint64_t steps, step_us, wait_us; /* drafts or verifies, time in them, time waiting for the other worker inside a cycle */
 	_Atomic uint64_t prefill_tokens, prefill_us;
 	_Atomic uint64_t commit_us; /* target: after the forward: accept, records */

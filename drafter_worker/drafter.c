@@ -1,0 +1,227 @@
+/*
+ * drafter.c: the drafter's memory, and following the target's steps.
+ *
+ * The steps are taken strictly in order. A record that does not continue the context it names means that the two workers disagree on what is
+ * committed: the worker ends (and both start afresh) rather than draft from a wrong context.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "drafter_worker/internal.h"
+#include "engine/clock.h"
+#include "engine/fault.h"
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------------- */
+
+size_t td_drafter_cache_bytes(const struct td_drafter_options *o)
+{
+	const struct td_drafter_config *c = &o->weights->cfg;
+
+	return (size_t)c->layers * 2 * (size_t)o->shm->cfg.slots * (size_t)o->shm->cfg.context * (size_t)c->kv_heads * (size_t)c->head_dim *
+	       td_dtype_size(o->ops->act);
+}
+
+static int take(struct td_drafter *d, struct td_tensor *out, enum td_dtype dtype, int rows, int cols, struct td_error *err)
+{
+	*out = (struct td_tensor){NULL, dtype, rows, cols, cols};
+	out->data = d->ops->alloc(d->dev, (size_t)rows * (size_t)cols * td_dtype_size(dtype), err);
+	return out->data ? 0 : TD_E_NOMEM;
+}
+
+static int take_activations(struct td_drafter *d, struct td_error *err)
+{
+	const struct td_drafter_config *c = &d->w->cfg;
+	enum td_dtype act = d->ops->act;
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, rows = d->rows_max, block = d->block_rows;
+
+	if (take(d, &d->fused, act, rows, c->hidden, err) || take(d, &d->context_row, act, rows, c->hidden, err) ||
+	    take(d, &d->kv_row, act, rows, 2 * kv, err) || take(d, &d->x, act, block, c->hidden, err) || take(d, &d->norm, act, block, c->hidden, err) ||
+	    take(d, &d->wide, act, block, q + 2 * kv, err) || take(d, &d->mixed, act, block, q, err) ||
+	    take(d, &d->gate_up, act, block, 2 * c->intermediate, err) || take(d, &d->inner, act, block, c->intermediate, err) ||
+	    take(d, &d->tail, act, block, c->hidden, err) || take(d, &d->tail_norm, act, block, c->hidden, err) ||
+	    take(d, &d->logits, TD_F32, block, d->o.head.out, err))
+		return TD_E_NOMEM;
+	return 0;
+}
+
+static int take_cache(struct td_drafter *d, struct td_error *err)
+{
+	int layers = d->w->cfg.layers, pages = d->shm->cfg.context / TD_PAGE, n = d->n_slots * pages;
+	size_t layer = td_drafter_cache_bytes(&d->o) / (size_t)layers;
+	int32_t *table = malloc(sizeof(*table) * (size_t)n);
+
+	d->kv = calloc((size_t)layers, sizeof(*d->kv));
+	d->cache = d->ops->alloc(d->dev, layer * (size_t)layers, err);
+	d->table = d->ops->alloc(d->dev, sizeof(*table) * (size_t)n, err);
+	d->ids = d->ops->alloc(d->dev, sizeof(int32_t) * (size_t)d->block_rows, err);
+	d->sampling = d->ops->alloc(d->dev, sizeof(*d->sampling) * (size_t)d->n_slots, err);
+	if (!table || !d->kv || !d->cache || !d->table || !d->ids || !d->sampling) {
+		free(table);
+		return td_error_set(err, TD_E_NOMEM, "drafter: no memory for the cache of %d slots (%zu bytes): lower engine.slots or engine.context", d->n_slots,
+				    layer * (size_t)layers);
+	}
+	for (int i = 0; i < n; i++)
+		table[i] = i;
+	d->ops->upload(d->dev, d->table, table, sizeof(*table) * (size_t)n);
+	free(table);
+	for (int i = 0; i < layers; i++) {
+		char *base = (char *)d->cache + (size_t)i * layer;
+
+		d->kv[i] = (struct td_kv){.k = base, .v = base + layer / 2, .table = d->table, .max_pages = pages};
+	}
+	return 0;
+}
+
+int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **out, struct td_error *err)
+{
+	struct td_drafter *d = calloc(1, sizeof(*d));
+	int rc;
+
+	if (!d)
+		return td_error_set(err, TD_E_NOMEM, "drafter: out of host memory");
+	d->o = *opt;
+	d->ops = opt->ops;
+	d->dev = opt->dev;
+	d->w = opt->weights;
+	d->shm = opt->shm;
+	d->n_slots = opt->shm->cfg.slots;
+	d->rows_max = opt->shm->cfg.feature_rows;
+	d->block_rows = d->n_slots * TD_BLOCK_MAX;
+	d->epoch = atomic_load(&opt->shm->epoch);
+	if ((rc = take_cache(d, err)) || (rc = take_activations(d, err))) {
+		td_drafter_destroy(d);
+		return rc;
+	}
+	*out = d;
+	return 0;
+}
+
+void td_drafter_destroy(struct td_drafter *d)
+{
+	if (!d)
+		return;
+	struct td_tensor *tensor[] = {&d->fused, &d->context_row, &d->kv_row, &d->x, &d->norm, &d->wide, &d->mixed, &d->gate_up, &d->inner, &d->tail,
+				      &d->tail_norm, &d->logits};
+
+	for (size_t i = 0; i < sizeof(tensor) / sizeof(*tensor); i++)
+		d->ops->free(d->dev, tensor[i]->data);
+	d->ops->free(d->dev, d->sampling);
+	d->ops->free(d->dev, d->ids);
+	d->ops->free(d->dev, d->table);
+	d->ops->free(d->dev, d->cache);
+	free(d->kv);
+	free(d);
+}
+
+/* ---- steps -------------------------------------------------------------------------------------------------------------------------- */
+
+/* An entry is alive when the slot still holds the request it names: otherwise the target ended it after the record was written. */
+static int alive(struct td_drafter *d, const struct td_step_entry *e)
+{
+	const struct td_slot_area *a = td_shm_slot(d->shm, e->slot);
+
+	return a->request == e->request && a->epoch == d->epoch;
+}
+
+static int entry_check(const struct td_drafter *d, const struct td_step *s, const struct td_step_entry *e, struct td_error *err)
+{
+	const struct td__context *c = &d->context[e->slot];
+
+	if (e->row0 < 0 || e->rows < 1 || e->row0 + e->rows > s->n_rows || e->draft < 0 || e->draft >= d->w->cfg.block ||
+	    e->pos0 + e->rows > d->shm->cfg.context)
+		return td_error_set(err, TD_E_INTERNAL, "drafter: step %u names rows %d+%d of %d, position %d, %d drafts: out of range", s->number, e->row0,
+				    e->rows, s->n_rows, e->pos0, e->draft);
+	if (e->pos0 != (c->request == e->request ? c->fed : 0))
+		return td_error_set(err, TD_E_INTERNAL, "drafter: step %u continues request %llu at position %d, its context ends at %d", s->number,
+				    (unsigned long long)e->request, e->pos0, c->request == e->request ? c->fed : 0);
+	return 0;
+}
+
+static void batch_add(struct td_batch *b, struct td_seq *seq, int slot, int row0, int rows, int pos0)
+{
+	seq[b->n_seq++] = (struct td_seq){.slot = slot, .row0 = row0, .rows = rows, .pos0 = pos0};
+	if (row0 + rows > b->n_rows)
+		b->n_rows = row0 + rows;
+	if (rows > b->max_rows)
+		b->max_rows = rows;
+	if (pos0 + rows > b->max_ctx)
+		b->max_ctx = pos0 + rows;
+}
+
+static int follow(struct td_drafter *d, const struct td_step *s, struct td_error *err)
+{
+	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
+	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
+	struct td_tensor features = {d->o.exchange.features[s->number % TD_FEATURE_BUFS], d->ops->act, s->n_rows, d->shm->cfg.features, d->shm->cfg.features};
+	int rc;
+
+	for (int i = 0; i < s->n_entries; i++) {
+		const struct td_step_entry *e = &s->entry[i];
+		struct td__context *c;
+
+		if (e->slot < 0 || e->slot >= d->n_slots)
+			return td_error_set(err, TD_E_INTERNAL, "drafter: step %u names slot %d", s->number, e->slot);
+		c = &d->context[e->slot];
+		if (!alive(d, e))
+			continue;
+		if ((rc = entry_check(d, s, e, err)))
+			return rc;
+		if (c->request != e->request) {
+			*c = (struct td__context){.request = e->request};
+			d->ops->upload(d->dev, d->sampling + e->slot, &td_shm_slot(d->shm, e->slot)->sampling, sizeof(*d->sampling));
+		}
+		batch_add(&append, append_seq, e->slot, e->row0, e->rows, e->pos0);
+		c->fed += e->rows;
+		if (e->draft)
+			batch_add(&block, block_seq, e->slot, block.n_rows, e->draft + 1, c->fed);
+	}
+	td_fault_spot("drafter.step");
+	if (append.n_seq) {
+		d->ops->batch_set(d->dev, &append);
+		td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));
+	}
+	if (block.n_seq) {
+		d->ops->batch_set(d->dev, &block);
+		td__drafter_block(d, &block);
+	}
+	return d->ops->sync(d->dev, err);
+}
+
+static void reset(struct td_drafter *d)
+{
+	struct td_record rec = {.kind = TD_REC_RESET_DONE};
+	uint64_t one = 1;
+
+	memset(d->context, 0, sizeof(d->context));
+	d->epoch = rec.epoch = atomic_load(&d->shm->epoch);
+	d->step = 0;
+	td_ring_push(&d->shm->from_drafter, &rec); /* never full: one record per epoch */
+	if (d->o.event_fd >= 0 && write(d->o.event_fd, &one, sizeof(one)) < 0) {
+		/* EAGAIN: tandemd has wake-ups enough. */
+	}
+}
+
+int td_drafter_work(struct td_drafter *d, struct td_error *err)
+{
+	uint64_t target = atomic_load(&d->shm->target.value), next = td_step_value(d->epoch, d->step + 1), before = td_now_us();
+	const struct td_step *s = &d->shm->step[(d->step + 1) % TD_STEPS];
+	int rc;
+
+	if (atomic_load(&d->shm->epoch) != d->epoch) {
+		reset(d);
+		return 1;
+	}
+	if (target < next || target == TD_FLAG_POISON(d->epoch))
+		return 0;
+	if (s->epoch != d->epoch || s->number != d->step + 1 || s->n_entries < 0 || s->n_entries > d->n_slots || s->n_rows > d->rows_max)
+		return td_error_set(err, TD_E_INTERNAL, "drafter: expected the record of step %u, found that of step %u", d->step + 1, s->number);
+	if ((rc = follow(d, s, err)))
+		return rc;
+	d->step++;
+	d->ops->flag_set(d->dev, &d->shm->drafter, next, &d->shm->bell_target);
+	atomic_fetch_add(&d->shm->stats_drafter.progress, 1);
+	atomic_fetch_add(&d->shm->stats_drafter.steps, 1);
+	atomic_fetch_add(&d->shm->stats_drafter.step_us, td_now_us() - before);
+	return 1;
+}

@@ -1,0 +1,97 @@
+/*
+ * main.c: the process tandem-drafter. Loads the drafter's weights (or takes them over from a dead predecessor), maps the target's table and head
+ * read-only, then follows the target's steps until told to stop.
+ */
+#include <stdlib.h>
+
+#include "drafter_worker/drafter.h"
+#include "engine/fault.h"
+#include "engine/log.h"
+#include "engine/worker.h"
+
+static struct td_drafter_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
+{
+	struct td_drafter_weights *weights = NULL;
+	struct td_arena kept;
+	struct td_error err;
+
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, fingerprint, &err))
+		td_worker_fail(w, &err);
+	*imported = td_worker_kept(w, fingerprint, &kept);
+	td_fault_spot("drafter.load");
+	if (td_drafter_weights_load(w->ops, w->dev, w->cfg->model_dir, *imported ? &kept : NULL, td_worker_progress, w, &weights, fingerprint, &err))
+		td_worker_fail(w, &err);
+	return weights;
+}
+
+/* The map `s` inside the target's arena; the range is checked, the arena itself came from tandemd. */
+static void *shared(struct td_worker *w, const struct td_arena *arena, const Tandem__Worker__SharedLinear *s, const char *what)
+{
+	size_t bytes = s ? w->ops->pack_bytes((enum td_weight_kind)s->kind, (int)s->out, (int)s->in, (int)s->group) : 0;
+	struct td_error err;
+
+	if (!s || s->offset > arena->size || bytes > arena->size - s->offset) {
+		td_error_set(&err, TD_E_PROTOCOL, "drafter: the target's %s does not lie inside its arena of %zu bytes", what, arena->size);
+		td_worker_fail(w, &err);
+	}
+	return (char *)arena->base + s->offset;
+}
+
+static void map_target(struct td_worker *w, struct td_drafter_options *opt, struct td_arena *arena)
+{
+	const Tandem__Worker__Arena *a = w->cfg->target;
+	struct td_error err;
+
+	if (!a || w->peer_fd < 0) {
+		td_error_set(&err, TD_E_PROTOCOL, "drafter: Configure came without the target's arena");
+		td_worker_fail(w, &err);
+	}
+	if (w->ops->arena_import(w->dev, w->peer_fd, a->size, 1, arena, &err))
+		td_worker_fail(w, &err);
+	w->peer_fd = -1;
+	opt->embed = (struct td_tensor){shared(w, arena, a->embed, "embedding"), TD_BF16, (int)a->embed->out, (int)a->embed->in, (int)a->embed->in};
+	opt->head = (struct td_linear){.kind = (enum td_weight_kind)a->head->kind, .in = (int)a->head->in, .out = (int)a->head->out,
+				       .group = (int)a->head->group, .data = shared(w, arena, a->head, "head")};
+}
+
+static void work(struct td_worker *w, struct td_drafter *d)
+{
+	struct td_error err;
+
+	for (;;) {
+		uint32_t seen = atomic_load(&w->bell->count);
+		int rc = td_drafter_work(d, &err);
+
+		if (rc < 0)
+			td_worker_fail(w, &err);
+		if (rc == 0)
+			atomic_fetch_add(&w->stats->wait_us, td_worker_sleep(w, seen, 1));
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct td_worker w;
+	struct td_drafter_options opt = {0};
+	struct td_drafter_weights *weights;
+	struct td_target_config target;
+	struct td_arena arena;
+	struct td_drafter *d;
+	struct td_error err;
+	char fingerprint[256];
+	int imported;
+
+	td_worker_start(&w, TANDEM__WORKER__ROLE__DRAFTER, argc, argv);
+	td_fault_spot("drafter.start");
+	weights = load(&w, &imported, fingerprint);
+	if (td_target_config_load(w.cfg->peer_dir, &target, &err) || td_pair_check(&target, &weights->cfg, &err))
+		td_worker_fail(&w, &err);
+	opt = (struct td_drafter_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
+					  .vocab_real = (int)w.cfg->vocab_real};
+	map_target(&w, &opt, &arena);
+	if (td_drafter_create(&opt, &d, &err))
+		td_worker_fail(&w, &err);
+	td_worker_keep(&w, &weights->arena, fingerprint, NULL, NULL);
+	td_worker_ready(&w, weights->arena.size, td_drafter_cache_bytes(&opt), imported);
+	work(&w, d);
+}

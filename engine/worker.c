@@ -1,0 +1,330 @@
+/*
+ * worker.c: see worker.h. The main thread works; one more thread serves the control channel once the worker is ready.
+ */
+#include "engine/worker.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/clock.h"
+#include "engine/fault.h"
+#include "engine/log.h"
+
+enum {
+	FD_SOCK = 3, /* inherited from tandemd */
+	FD_WAIT_MS = 10000,
+};
+
+static void send_body(struct td_worker *w, Tandem__Worker__Message *msg)
+{
+	struct td_error err;
+
+	for (int i = 0; i < 100; i++) { /* the pair is not connected yet, or full: soon it is not */
+		if (td_control_send(&w->control, msg, &err) != TD_E_BUSY)
+			return;
+		nanosleep(&(struct timespec){0, 10000000}, NULL);
+	}
+}
+
+void td_worker_fail(struct td_worker *w, const struct td_error *err)
+{
+	Tandem__Worker__Failure f = TANDEM__WORKER__FAILURE__INIT;
+	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
+
+	f.code = (char *)td_error_name(err->code);
+	f.text = (char *)err->text;
+	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_FAILURE;
+	msg.failure = &f;
+	td_log(TD_LOG_ERROR, "%s", err->text);
+	if (w->control.sock >= 0) {
+		send_body(w, &msg);
+		nanosleep(&(struct timespec){0, 200000000}, NULL); /* nanomsg sends from a thread of its own: let it */
+	}
+	_exit(1);
+}
+
+/* ---- start -------------------------------------------------------------------------------------------------------------------------- */
+
+static void hello(struct td_worker *w)
+{
+	Tandem__Worker__Hello h = TANDEM__WORKER__HELLO__INIT;
+	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
+
+	h.version = TD_SHM_VERSION;
+	h.role = w->role;
+	h.pid = (uint32_t)getpid();
+	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_HELLO;
+	msg.hello = &h;
+	send_body(w, &msg);
+}
+
+static void configure(struct td_worker *w)
+{
+	Tandem__Worker__Message *msg = NULL;
+	struct td_error err = {0};
+	int rc = td_control_recv(&w->control, &msg, FD_WAIT_MS, &err);
+
+	if (rc != 1 || msg->body_case != TANDEM__WORKER__MESSAGE__BODY_CONFIGURE) {
+		td_error_set(&err, TD_E_PROTOCOL, "%s: no Configure came from tandemd within %d s", w->name, FD_WAIT_MS / 1000);
+		td_worker_fail(w, &err);
+	}
+	w->cfg = msg->configure;
+	msg->configure = NULL;
+	msg->body_case = TANDEM__WORKER__MESSAGE__BODY__NOT_SET;
+	tandem__worker__message__free_unpacked(msg, NULL);
+}
+
+/* "shm" and "events" always; the arenas that Configure names. */
+static void descriptors(struct td_worker *w)
+{
+	struct td_error err;
+	int shm_fd = -1, wanted = 2 + (w->cfg->own ? 1 : 0) + (w->cfg->target ? 1 : 0);
+
+	while (wanted-- > 0) {
+		char name[32];
+		int fd;
+
+		if (td_fd_recv(w->fd_sock, &fd, name, FD_WAIT_MS, &err))
+			td_worker_fail(w, &err);
+		if (!strcmp(name, "shm")) {
+			shm_fd = fd;
+		} else if (!strcmp(name, "events")) {
+			w->event_fd = fd;
+		} else if (!strcmp(name, "peer")) {
+			w->peer_fd = fd;
+		} else if (!strcmp(name, w->name)) {
+			w->arena_fd = fd;
+		} else {
+			td_error_set(&err, TD_E_PROTOCOL, "%s: tandemd sent a descriptor named \"%s\", which nobody knows", w->name, name);
+			td_worker_fail(w, &err);
+		}
+	}
+	if (td_shm_map(shm_fd, &w->shm, &err))
+		td_worker_fail(w, &err);
+	close(shm_fd);
+}
+
+static void open_device(struct td_worker *w)
+{
+	struct td_dev_options opt = {.threads = (int)w->cfg->threads, .slots = w->shm->cfg.slots};
+	struct td_error err;
+
+	w->ops = td_ops_find(w->cfg->device, &err);
+	if (!w->ops || w->ops->open(&w->dev, &opt, &err))
+		td_worker_fail(w, &err);
+	if (!w->shm->cfg.host_exchange) {
+		td_error_set(&err, TD_E_UNSUPPORTED, "%s: device %s can't share its exchange region between workers yet: set engine.device = cpu", w->name, w->ops->name);
+		td_worker_fail(w, &err);
+	}
+	td_exchange_layout(&w->shm->cfg, w->ops->act, (char *)w->shm + w->shm->off_exchange, &w->exchange);
+}
+
+void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv)
+{
+	struct td_error err;
+
+	memset(w, 0, sizeof(*w));
+	w->role = role;
+	w->name = role == TANDEM__WORKER__ROLE__TARGET ? "target" : "drafter";
+	w->control = TD_CONTROL_CLOSED;
+	w->fd_sock = FD_SOCK;
+	w->event_fd = w->arena_fd = w->peer_fd = -1;
+	w->began_us = td_now_us();
+	td_log_open(w->name, TD_LOG_INFO);
+	if (argc != 3 || strcmp(argv[1], "--control")) {
+		fprintf(stderr, "usage: tandem-%s --control PATH\n(started by tandemd; not meant to be run by hand)\n", w->name);
+		exit(2);
+	}
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	signal(SIGPIPE, SIG_IGN);
+	signal(SIGINT, SIG_IGN); /* Ctrl-C at tandemd's terminal: tandemd decides */
+	if (td_control_connect(&w->control, argv[2], &err))
+		td_worker_fail(w, &err);
+	hello(w);
+	configure(w);
+	td_fault_arm(w->cfg->fault);
+	descriptors(w);
+	w->stats = role == TANDEM__WORKER__ROLE__TARGET ? &w->shm->stats_target : &w->shm->stats_drafter;
+	w->bell = role == TANDEM__WORKER__ROLE__TARGET ? &w->shm->bell_target : &w->shm->bell_drafter;
+	open_device(w);
+}
+
+void td_worker_finish(struct td_worker *w)
+{
+	td_control_close(&w->control);
+	if (w->dev)
+		w->ops->close(w->dev);
+	td_shm_unmap(w->shm);
+	if (w->cfg)
+		tandem__worker__configure__free_unpacked(w->cfg, NULL);
+	if (w->event_fd >= 0)
+		close(w->event_fd);
+	w->shm = NULL;
+	w->dev = NULL;
+	w->cfg = NULL;
+}
+
+/* ---- loading ------------------------------------------------------------------------------------------------------------------------ */
+
+void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t total)
+{
+	struct td_worker *w = ctx;
+	Tandem__Worker__Progress p = TANDEM__WORKER__PROGRESS__INIT;
+	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
+
+	p.stage = (char *)stage;
+	p.done = done;
+	p.total = total;
+	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_PROGRESS;
+	msg.progress = &p;
+	td_control_send(&w->control, &msg, NULL); /* one lost is no harm */
+	atomic_fetch_add(&w->stats->progress, 1);
+}
+
+int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena *kept)
+{
+	const Tandem__Worker__Arena *a = w->cfg->own;
+	struct td_error err;
+	struct td_arena_seal seal = {0};
+	int fd = w->arena_fd, rc;
+
+	if (!a || fd < 0)
+		return 0;
+	w->arena_fd = -1;
+	if (strcmp(a->fingerprint, fingerprint)) {
+		td_log(TD_LOG_INFO, "the kept weights are of other files; loading anew");
+		close(fd);
+		return 0;
+	}
+	rc = w->ops->arena_import(w->dev, fd, a->size, 0, kept, &err);
+	if (!rc) {
+		snprintf(seal.fingerprint, sizeof(seal.fingerprint), "%s", a->fingerprint);
+		seal.block = a->block;
+		seal.n = (int)a->n_checksum;
+		seal.checksum = a->checksum;
+		rc = td_arena_seal_check(w->ops, w->dev, kept, &seal, &err);
+		if (rc)
+			w->ops->arena_release(w->dev, kept);
+	}
+	if (rc)
+		td_log(TD_LOG_WARN, "the kept weights can't be used (%s); loading anew", err.text);
+	return !rc;
+}
+
+static void share(const struct td_arena *arena, const void *data, int kind, int in, int out, int group, Tandem__Worker__SharedLinear *s)
+{
+	tandem__worker__shared_linear__init(s);
+	s->kind = (uint32_t)kind;
+	s->in = (uint32_t)in;
+	s->out = (uint32_t)out;
+	s->group = (uint32_t)group;
+	s->offset = (uint64_t)((const char *)data - (const char *)arena->base);
+}
+
+void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head)
+{
+	Tandem__Worker__Arena a = TANDEM__WORKER__ARENA__INIT;
+	Tandem__Worker__SharedLinear e, h;
+	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
+	struct td_arena_seal seal;
+	struct td_error err;
+
+	if (td_arena_seal_make(w->ops, w->dev, arena, fingerprint, &seal, &err))
+		td_worker_fail(w, &err);
+	a.name = (char *)w->name;
+	a.size = arena->size;
+	a.fingerprint = seal.fingerprint;
+	a.block = seal.block;
+	a.n_checksum = (size_t)seal.n;
+	a.checksum = seal.checksum;
+	if (embed) {
+		share(arena, embed->data, TD_W_BF16, embed->cols, embed->rows, 0, &e);
+		a.embed = &e;
+	}
+	if (head) {
+		share(arena, head->data, head->kind, head->in, head->out, head->group, &h);
+		a.head = &h;
+	}
+	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_ARENA;
+	msg.arena = &a;
+	if (td_fd_send(w->fd_sock, arena->fd, w->name, &err))
+		td_worker_fail(w, &err);
+	send_body(w, &msg);
+	td_arena_seal_finish(&seal);
+}
+
+/* ---- ready -------------------------------------------------------------------------------------------------------------------------- */
+
+static void serve(struct td_worker *w, Tandem__Worker__Message *msg)
+{
+	if (msg->body_case == TANDEM__WORKER__MESSAGE__BODY_HEALTH) {
+		send_body(w, msg);
+	} else if (msg->body_case == TANDEM__WORKER__MESSAGE__BODY_DRAIN) {
+		atomic_store(&w->draining, 1);
+		td_bell_ring(w->bell);
+	}
+}
+
+static void *control_thread(void *arg)
+{
+	struct td_worker *w = arg;
+
+	for (;;) {
+		struct pollfd p[2] = {{.fd = w->fd_sock, .events = POLLIN}, {.fd = w->control.rcvfd, .events = POLLIN}};
+		Tandem__Worker__Message *msg;
+
+		if (poll(p, 2, -1) < 0 && errno != EINTR)
+			_exit(1);
+		if (p[0].revents) /* tandemd sends nothing here any more: it is gone */
+			_exit(0);
+		while (td_control_recv(&w->control, &msg, 0, NULL) == 1) {
+			serve(w, msg);
+			tandem__worker__message__free_unpacked(msg, NULL);
+		}
+	}
+	return NULL;
+}
+
+void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache_bytes, int imported)
+{
+	Tandem__Worker__Ready r = TANDEM__WORKER__READY__INIT;
+	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
+	struct td_error err;
+	char device[160];
+
+	w->ops->describe(w->dev, device, sizeof(device));
+	r.device = device;
+	r.weights_bytes = weights_bytes;
+	r.cache_bytes = cache_bytes;
+	r.load_us = td_now_us() - w->began_us;
+	r.imported = imported;
+	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_READY;
+	msg.ready = &r;
+	send_body(w, &msg);
+	if (pthread_create(&w->thread, NULL, control_thread, w)) {
+		td_error_set(&err, TD_E_NOMEM, "%s: can't start the control thread", w->name);
+		td_worker_fail(w, &err);
+	}
+	pthread_detach(w->thread);
+}
+
+uint64_t td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
+{
+	uint64_t before = td_now_us();
+
+	if (idle && atomic_load(&w->draining)) {
+		td_log(TD_LOG_INFO, "drained");
+		_exit(0);
+	}
+	atomic_store(&w->stats->busy, 0);
+	td_bell_wait(w->bell, seen, 1000);
+	atomic_store(&w->stats->busy, 1);
+	return td_now_us() - before;
+}

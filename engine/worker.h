@@ -1,0 +1,53 @@
+/*
+ * worker.h: the process around a worker's engine: what target and drafter have in common.
+ *
+ * Start: arguments, death with the parent, Hello, the descriptors and Configure, the device. Then the worker loads (td_worker_progress), offers
+ * its arena to be kept (td_worker_keep), says Ready, and a thread of its own answers control messages from then on. It ends the process when
+ * tandemd is gone. A worker that can't go on calls td_worker_fail: Failure to tandemd, one line to the log, exit code 1.
+ */
+#ifndef TD_WORKER_H
+#define TD_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "engine/control.h"
+#include "engine/model.h"
+#include "engine/shm.h"
+
+struct td_worker {
+	const char *name; /* "target", "drafter" */
+	Tandem__Worker__Role role;
+	struct td_control control;
+	int fd_sock; /* descriptor 3 */
+	int event_fd;
+	int arena_fd, peer_fd; /* as told by Configure; -1 = none, or taken by the worker */
+	struct td_shm *shm;
+	struct td_worker_stats *stats;
+	struct td_bell *bell;
+	Tandem__Worker__Configure *cfg;
+	const struct td_ops *ops;
+	struct td_dev *dev;
+	struct td_exchange exchange;
+	uint64_t began_us;
+	_Atomic int draining;
+	pthread_t thread;
+};
+
+/* argv: --control PATH. Returns with Configure received, shm mapped, device open; never returns on failure. */
+void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv);
+_Noreturn void td_worker_fail(struct td_worker *w, const struct td_error *err);
+/* a td_progress, ctx = struct td_worker */
+void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
+/* A predecessor's arena of weights, if its fingerprint and checksums say that it is intact: 1 and *kept filled (the caller's load takes it), else 0. */
+int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena *kept);
+/* Offers the arena to tandemd. embed and head may be NULL. */
+void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
+/* Ready, and starts the control thread. */
+void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache_bytes, int imported);
+/* Between two looks at the work: sleeps until the bell rings; returns microseconds slept. Ends the process (exit 0) when draining and `idle`. */
+uint64_t td_worker_sleep(struct td_worker *w, uint32_t seen, int idle);
+/* Releases what start took; for a clean exit. */
+void td_worker_finish(struct td_worker *w);
+
+#endif

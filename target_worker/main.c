@@ -1,0 +1,72 @@
+/*
+ * main.c: the process tandem-target. Loads the target's weights (or takes them over from a dead predecessor), then works until told to stop.
+ */
+#include <stdlib.h>
+
+#include "engine/fault.h"
+#include "engine/log.h"
+#include "engine/worker.h"
+#include "target_worker/target.h"
+
+static struct td_target_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
+{
+	struct td_target_weights *weights = NULL;
+	struct td_arena kept;
+	struct td_error err;
+
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, fingerprint, &err))
+		td_worker_fail(w, &err);
+	*imported = td_worker_kept(w, fingerprint, &kept);
+	td_fault_spot("target.load");
+	if (td_target_weights_load(w->ops, w->dev, w->cfg->model_dir, *imported ? &kept : NULL, td_worker_progress, w, &weights, fingerprint, &err))
+		td_worker_fail(w, &err);
+	return weights;
+}
+
+static void work(struct td_worker *w, struct td_target *t)
+{
+	struct td_error err;
+
+	for (;;) {
+		uint32_t seen = atomic_load(&w->bell->count);
+		int rc = td_target_work(t, &err);
+
+		if (rc < 0)
+			td_worker_fail(w, &err);
+		if (rc == 0) {
+			int active = td_target_active(t);
+			uint64_t slept = td_worker_sleep(w, seen, !active);
+
+			if (active)
+				atomic_fetch_add(&w->stats->wait_us, slept);
+		}
+	}
+}
+
+int main(int argc, char **argv)
+{
+	struct td_worker w;
+	struct td_target_options opt = {0};
+	struct td_drafter_config drafter = {0};
+	struct td_target_weights *weights;
+	struct td_target *t;
+	struct td_error err;
+	char fingerprint[256];
+	int imported;
+
+	td_worker_start(&w, TANDEM__WORKER__ROLE__TARGET, argc, argv);
+	if (td_fault("target.exit"))
+		exit(0);
+	td_fault_spot("target.start");
+	weights = load(&w, &imported, fingerprint);
+	if (*w.cfg->peer_dir && (td_drafter_config_load(w.cfg->peer_dir, &drafter, &err) || td_pair_check(&weights->cfg, &drafter, &err)))
+		td_worker_fail(&w, &err);
+	opt = (struct td_target_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
+					 .n_taps = drafter.n_taps, .tap = drafter.tap, .kv_pages = (int)w.cfg->kv_pages,
+					 .vocab_real = (int)w.cfg->vocab_real};
+	if (td_target_create(&opt, &t, &err))
+		td_worker_fail(&w, &err);
+	td_worker_keep(&w, &weights->arena, fingerprint, &weights->embed, &weights->head);
+	td_worker_ready(&w, weights->arena.size, td_target_cache_bytes(&opt), imported);
+	work(&w, t);
+}

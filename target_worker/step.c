@@ -1,0 +1,350 @@
+/*
+ * step.c: the two kinds of step: a prefill chunk, and a decode block (verify, plain decoding, or refeeding after a crash).
+ *
+ * Every step has a number. What the drafter needs of it (which feature rows to append where, who wants drafts) goes into its step record, and
+ * setting the flag publishes features and record together. Without a drafter, or for requests without speculation, entries are left out.
+ *
+ * Recurrent state is committed lazily: a decode block leaves its rows in the ring of td_ops.gdn and the slot's `replay` says how many of them became
+ * final; the next block replays those. Prefill rows are final at once. So the state after any sequence of blocks is that of plain decoding, bit for bit.
+ */
+#include <string.h>
+
+#include "engine/clock.h"
+#include "engine/fault.h"
+#include "target_worker/internal.h"
+
+static int drafter_present(const struct td_target *t)
+{
+	return atomic_load(&t->shm->drafter_present) != 0;
+}
+
+static void add(_Atomic uint64_t *counter, uint64_t n)
+{
+	atomic_fetch_add_explicit(counter, n, memory_order_relaxed);
+}
+
+/* One step in the making. */
+struct plan {
+	struct td_seq seq[TD_SLOTS_MAX];
+	struct td_batch batch;
+	struct td_step *record; /* NULL: nothing for the drafter */
+	struct td_tensor features;
+	uint64_t began; /* us, after the wait for a free feature buffer */
+};
+
+/* Numbers the step and waits until the drafter is done with the step whose buffers this one takes over. */
+static int step_begin(struct td_target *t, struct plan *p, struct td_error *err)
+{
+	uint32_t n = t->step + 1;
+	uint64_t before = td_now_us();
+	int rc = 0;
+
+	memset(p, 0, sizeof(*p));
+	p->batch.seq = p->seq;
+	if (drafter_present(t)) {
+		if (n > TD_FEATURE_BUFS) {
+			atomic_store(&t->shm->stats_target.busy, 0); /* the watchdog shall look at the drafter meanwhile */
+			rc = t->ops->flag_wait(t->dev, &t->shm->drafter, td_step_value(t->epoch, n - TD_FEATURE_BUFS), &t->shm->bell_target, -1, err);
+			atomic_store(&t->shm->stats_target.busy, 1);
+			if (rc)
+				return rc;
+		}
+		p->record = &t->shm->step[n % TD_STEPS];
+		p->record->epoch = t->epoch;
+		p->record->number = n;
+		p->record->n_entries = 0;
+		p->record->n_rows = 0;
+		p->features = (struct td_tensor){t->o.exchange.features[n % TD_FEATURE_BUFS], t->ops->act, t->shm->cfg.feature_rows, t->shm->cfg.features,
+						 t->shm->cfg.features};
+	}
+	t->step = n;
+	p->began = td_now_us();
+	add(&t->shm->stats_target.wait_us, p->began - before);
+	return 0;
+}
+
+static void plan_add(struct plan *p, int slot, int rows, int pos0, int replay, int commit)
+{
+	struct td_seq *seq = &p->seq[p->batch.n_seq++];
+
+	*seq = (struct td_seq){.slot = slot, .row0 = p->batch.n_rows, .rows = rows, .pos0 = pos0, .replay = replay, .commit = commit};
+	p->batch.n_rows += rows;
+	if (rows > p->batch.max_rows)
+		p->batch.max_rows = rows;
+	if (pos0 + rows > p->batch.max_ctx)
+		p->batch.max_ctx = pos0 + rows;
+}
+
+/* Tells the drafter of `rows` rows of sequence i that became final, and whether it shall draft after them. */
+static void record_add(struct td_target *t, struct plan *p, int i, uint64_t request, int rows, int draft)
+{
+	const struct td_seq *seq = &p->seq[i];
+
+	if (!p->record)
+		return;
+	p->record->entry[p->record->n_entries++] =
+		(struct td_step_entry){.request = request, .slot = seq->slot, .row0 = seq->row0, .rows = rows, .pos0 = seq->pos0, .draft = draft};
+	if (seq->row0 + rows > p->record->n_rows)
+		p->record->n_rows = seq->row0 + rows;
+	if (draft)
+		t->slot[seq->slot].draft_step = t->step;
+}
+
+static void step_end(struct td_target *t, struct plan *p)
+{
+	if (p->record)
+		t->ops->flag_set(t->dev, &t->shm->target, td_step_value(t->epoch, t->step), &t->shm->bell_drafter);
+	td__target_notify(t);
+	add(&t->shm->stats_target.progress, 1);
+}
+
+/* ---- prefill ------------------------------------------------------------------------------------------------------------------------ */
+
+/* The oldest slots that still have prompt rows, up to a chunk of rows in all; a slot's part ends at a multiple of 64 or at its prompt's end. */
+static void prefill_plan(struct td_target *t, struct plan *p)
+{
+	int room = t->shm->cfg.chunk;
+	uint64_t after = 0;
+
+	while (room > 0) {
+		struct td__slot *best = NULL;
+
+		for (int i = 0; i < t->n_slots; i++) {
+			struct td__slot *s = &t->slot[i];
+
+			if (s->phase == TD__PREFILL && !s->paused && s->order > after && (!best || s->order < best->order))
+				best = s;
+		}
+		if (!best)
+			return;
+		after = best->order;
+		int slot = (int)(best - t->slot), rows = best->n_prompt - best->fed;
+
+		if (rows > room)
+			rows = (best->fed + room) / 64 * 64 - best->fed;
+		if (rows <= 0)
+			return;
+		memcpy(t->ids_host + p->batch.n_rows, td_shm_ids(t->shm, slot) + best->fed, sizeof(int32_t) * (size_t)rows);
+		plan_add(p, slot, rows, best->fed, 0, 1);
+		room -= rows;
+	}
+}
+
+/* Samples the first token of each sequence of the plan that ended its prompt and has none yet. */
+static int prefill_sample(struct td_target *t, struct plan *p, const int *ended, int n_ended, struct td_error *err)
+{
+	struct td_seq last[TD_SLOTS_MAX], pick[TD_SLOTS_MAX];
+	struct td_batch b = {.n_seq = n_ended, .n_rows = n_ended, .max_rows = 1, .max_ctx = p->batch.max_ctx, .seq = last};
+
+	for (int i = 0; i < n_ended; i++) {
+		const struct td_seq *s = &p->seq[ended[i]];
+
+		last[i] = (struct td_seq){.slot = s->slot, .row0 = s->row0 + s->rows - 1, .rows = 1, .pos0 = s->pos0 + s->rows - 1};
+		pick[i] = last[i];
+		pick[i].row0 = i;
+	}
+	t->ops->batch_set(t->dev, &b);
+	t->ops->rows_last(t->dev, &b, t->x, td_rows(t->picked, 0, n_ended));
+	struct td_tensor logits = td__target_head(t, td_rows(t->picked, 0, n_ended));
+
+	b.seq = pick;
+	t->ops->batch_set(t->dev, &b);
+	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
+	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)n_ended, err);
+}
+
+/* A slot has all its prompt rows in the model: sample next, or feed what an earlier life committed. */
+static void prefill_progress(struct td_target *t, struct plan *p, int *ended, int *n_ended)
+{
+	for (int i = 0; i < p->batch.n_seq; i++) {
+		const struct td_seq *seq = &p->seq[i];
+		struct td__slot *s = &t->slot[seq->slot];
+		struct td_record rec = {.kind = TD_REC_PREFILL, .slot = (uint16_t)seq->slot, .request = s->request};
+
+		s->fed += seq->rows;
+		s->replay = 0;
+		rec.a = (uint32_t)s->fed;
+		rec.b = (uint32_t)s->n_prompt;
+		td__target_push(t, &rec);
+		if (s->fed < s->n_prompt)
+			continue;
+		if (s->n_tokens == s->n_prompt) {
+			s->phase = TD__DECODE;
+			ended[(*n_ended)++] = i;
+		} else {
+			s->phase = s->fed == s->n_tokens - 1 ? TD__DECODE : TD__REFEED;
+		}
+	}
+}
+
+int td__target_prefill(struct td_target *t, struct td_error *err)
+{
+	struct plan p;
+	int ended[TD_SLOTS_MAX], n_ended = 0, n_rows, rc;
+	int pending = 0;
+
+	for (int i = 0; i < t->n_slots; i++)
+		pending |= t->slot[i].phase == TD__PREFILL && !t->slot[i].paused;
+	if (!pending)
+		return 0;
+	if ((rc = step_begin(t, &p, err)))
+		return rc;
+	prefill_plan(t, &p);
+	n_rows = p.batch.n_rows;
+	t->ops->upload(t->dev, t->ids, t->ids_host, sizeof(int32_t) * (size_t)n_rows);
+	t->ops->batch_set(t->dev, &p.batch);
+	td_fault_spot("target.step");
+	td__target_forward(t, &p.batch, p.features);
+	prefill_progress(t, &p, ended, &n_ended);
+	if (n_ended && (rc = prefill_sample(t, &p, ended, n_ended, err)))
+		return rc;
+	if ((rc = t->ops->sync(t->dev, err)))
+		return rc;
+	uint64_t us = td_now_us() - p.began;
+
+	for (int i = 0; i < n_ended; i++)
+		td__target_commit(t, p.seq[ended[i]].slot, &t->verdict_host[i], -1, (uint32_t)us);
+	for (int i = 0; i < p.batch.n_seq; i++) {
+		const struct td__slot *s = &t->slot[p.seq[i].slot];
+
+		if (s->phase != TD__FREE && s->k > 0)
+			record_add(t, &p, i, s->request, p.seq[i].rows, s->phase == TD__DECODE ? s->k : 0);
+	}
+	add(&t->shm->stats_target.prefill_tokens, (uint64_t)n_rows);
+	add(&t->shm->stats_target.prefill_us, us);
+	step_end(t, &p);
+	return 1;
+}
+
+/* ---- decode ------------------------------------------------------------------------------------------------------------------------- */
+
+int td__target_decode_ready(const struct td_target *t)
+{
+	uint64_t drafter = atomic_load(&t->shm->drafter.value);
+	int any = 0;
+
+	for (int i = 0; i < t->n_slots; i++) {
+		const struct td__slot *s = &t->slot[i];
+
+		if (s->paused || (s->phase != TD__DECODE && s->phase != TD__REFEED))
+			continue;
+		any = 1;
+		if (s->draft_step && drafter < td_step_value(t->epoch, s->draft_step))
+			return -1;
+	}
+	return any;
+}
+
+/* Rows of a slot's block: anchor + drafts, not past what may be committed; or the next committed tokens to feed. */
+static void decode_plan(struct td_target *t, struct plan *p, int *refeed)
+{
+	for (int i = 0; i < t->n_slots; i++) {
+		const struct td__slot *s = &t->slot[i];
+		int rows;
+
+		if (s->paused || (s->phase != TD__DECODE && s->phase != TD__REFEED))
+			continue;
+		if (s->phase == TD__REFEED) {
+			rows = s->n_tokens - 1 - s->fed;
+			if (rows > TD_BLOCK_MAX)
+				rows = TD_BLOCK_MAX;
+		} else {
+			int room = s->max_total - s->total; /* tokens that may still be committed */
+
+			rows = 1 + (s->draft_step ? (s->k < room ? s->k : room) : 0);
+		}
+		refeed[p->batch.n_seq] = s->phase == TD__REFEED;
+		plan_add(p, i, rows, s->fed, s->replay, 0);
+	}
+}
+
+/* Ids of the block: drafts lie in the exchange region; refed tokens come from the slot's ids. */
+static void decode_ids(struct td_target *t, struct plan *p, const int *refeed)
+{
+	t->ops->verify_ids(t->dev, &p->batch, t->o.exchange.anchor, t->o.exchange.draft, t->ids);
+	for (int i = 0; i < p->batch.n_seq; i++)
+		if (refeed[i])
+			t->ops->upload(t->dev, t->ids + p->seq[i].row0, td_shm_ids(t->shm, p->seq[i].slot) + p->seq[i].pos0,
+				       sizeof(int32_t) * (size_t)p->seq[i].rows);
+}
+
+static void refeed_progress(struct td_target *t, struct plan *p, int i)
+{
+	const struct td_seq *seq = &p->seq[i];
+	struct td__slot *s = &t->slot[seq->slot];
+
+	s->fed += seq->rows;
+	s->replay = seq->rows;
+	if (s->fed == s->n_tokens - 1)
+		s->phase = TD__DECODE;
+	if (s->k > 0)
+		record_add(t, p, i, s->request, seq->rows, s->phase == TD__DECODE ? s->k : 0);
+}
+
+static void decode_progress(struct td_target *t, struct plan *p, int i, const struct td_verdict *v, uint32_t us)
+{
+	const struct td_seq *seq = &p->seq[i];
+	struct td__slot *s = &t->slot[seq->slot];
+	int n;
+
+	s->draft_step = 0;
+	n = td__target_commit(t, seq->slot, v, seq->rows - 1, us);
+	if (s->phase == TD__FREE)
+		return;
+	s->fed += n;
+	s->replay = n;
+	if (s->k > 0)
+		record_add(t, p, i, s->request, n, s->k);
+}
+
+/* Verdicts of the sequences that are not being refed, packed one after the other in the order of the batch. */
+static int decode_accept(struct td_target *t, struct plan *p, const int *refeed, struct td_error *err)
+{
+	struct td_seq seq[TD_SLOTS_MAX];
+	struct td_batch b = p->batch;
+	struct td_tensor logits;
+
+	b.seq = seq;
+	b.n_seq = 0;
+	for (int i = 0; i < p->batch.n_seq; i++)
+		if (!refeed[i])
+			seq[b.n_seq++] = p->seq[i];
+	if (!b.n_seq)
+		return t->ops->sync(t->dev, err);
+	logits = td__target_head(t, td_rows(t->x, 0, p->batch.n_rows));
+	t->ops->batch_set(t->dev, &b);
+	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
+	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)b.n_seq, err);
+}
+
+int td__target_decode(struct td_target *t, struct td_error *err)
+{
+	struct plan p;
+	int refeed[TD_SLOTS_MAX], rc, v = 0;
+	uint64_t forward, accepted;
+
+	if ((rc = step_begin(t, &p, err)))
+		return rc;
+	decode_plan(t, &p, refeed);
+	t->ops->batch_set(t->dev, &p.batch);
+	decode_ids(t, &p, refeed);
+	td_fault_spot("target.step");
+	td__target_forward(t, &p.batch, p.features);
+	if ((rc = t->ops->sync(t->dev, err)))
+		return rc;
+	forward = td_now_us();
+	if ((rc = decode_accept(t, &p, refeed, err)))
+		return rc;
+	accepted = td_now_us();
+	for (int i = 0; i < p.batch.n_seq; i++) {
+		if (refeed[i])
+			refeed_progress(t, &p, i);
+		else
+			decode_progress(t, &p, i, &t->verdict_host[v++], (uint32_t)(accepted - p.began));
+	}
+	step_end(t, &p);
+	add(&t->shm->stats_target.steps, 1);
+	add(&t->shm->stats_target.step_us, forward - p.began);
+	add(&t->shm->stats_target.commit_us, td_now_us() - forward);
+	return 1;
+}

@@ -1,0 +1,307 @@
+/*
+ * target.c: the target's memory, its slots, and what to do next.
+ *
+ * td_target_work: epoch -> commands -> one step. Prefill and decoding alternate when both wait, so that neither starves the other; while the drafter
+ * works on the running requests, prefill goes on. All ready requests share one decode step.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/log.h"
+#include "target_worker/internal.h"
+
+/* ---- memory ------------------------------------------------------------------------------------------------------------------------- */
+
+/* Bytes of the cache, and its layout when base is not NULL. One allocation: per layer either k and v pages or recurrent state. */
+static size_t cache_layout(const struct td_target_options *o, char *base, struct td_kv *kv, struct td_gdn_state *gdn)
+{
+	const struct td_target_config *c = &o->weights->cfg;
+	size_t act = td_dtype_size(o->ops->act), slots = (size_t)o->shm->cfg.slots, used = 0;
+	size_t channels = 2 * (size_t)c->k_heads * (size_t)c->k_dim + (size_t)c->v_heads * (size_t)c->v_dim;
+	size_t page = (size_t)c->kv_heads * TD_PAGE * (size_t)c->head_dim * act;
+
+#define PLACE(field, bytes) \
+	do { \
+		if (base) \
+			(field) = (void *)(base + used); \
+		used += ((bytes) + 255) & ~(size_t)255; \
+	} while (0)
+	for (int i = 0; i < c->layers; i++) {
+		if (c->full_attention[i]) {
+			PLACE(kv[i].k, page * (size_t)o->kv_pages);
+			PLACE(kv[i].v, page * (size_t)o->kv_pages);
+		} else {
+			PLACE(gdn[i].s, slots * (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float));
+			PLACE(gdn[i].tail, slots * TD_CONV_TAIL * channels * act);
+			PLACE(gdn[i].ring_m, slots * TD_BLOCK_MAX * channels * act);
+			PLACE(gdn[i].ring_ba, slots * TD_BLOCK_MAX * 2 * (size_t)c->v_heads * sizeof(float));
+		}
+	}
+#undef PLACE
+	return used;
+}
+
+size_t td_target_cache_bytes(const struct td_target_options *opt)
+{
+	return cache_layout(opt, NULL, NULL, NULL);
+}
+
+static int take(struct td_target *t, struct td_tensor *out, enum td_dtype dtype, int rows, int cols, struct td_error *err)
+{
+	*out = (struct td_tensor){NULL, dtype, rows, cols, cols};
+	out->data = t->ops->alloc(t->dev, (size_t)rows * (size_t)cols * td_dtype_size(dtype), err);
+	return out->data ? 0 : TD_E_NOMEM;
+}
+
+static int max(int a, int b)
+{
+	return a > b ? a : b;
+}
+
+static int take_activations(struct td_target *t, struct td_error *err)
+{
+	const struct td_target_config *c = &t->w->cfg;
+	enum td_dtype act = t->ops->act;
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, v = c->v_heads * c->v_dim, rows = t->rows_max;
+	int wide = max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v);
+
+	if (take(t, &t->x, act, rows, c->hidden, err) || take(t, &t->norm, act, rows, c->hidden, err) || take(t, &t->wide, act, rows, wide, err) ||
+	    take(t, &t->ba, TD_F32, rows, 2 * c->v_heads, err) || take(t, &t->mixed, act, rows, max(q, v), err) ||
+	    take(t, &t->gate_up, act, rows, 2 * c->intermediate, err) || take(t, &t->inner, act, rows, c->intermediate, err) ||
+	    take(t, &t->picked, act, t->block_rows, c->hidden, err) || take(t, &t->picked_norm, act, t->block_rows, c->hidden, err) ||
+	    take(t, &t->logits, TD_F32, t->block_rows, c->vocab, err))
+		return TD_E_NOMEM;
+	return 0;
+}
+
+static int take_cache(struct td_target *t, struct td_error *err)
+{
+	int layers = t->w->cfg.layers;
+
+	t->kv = calloc((size_t)layers, sizeof(*t->kv));
+	t->gdn = calloc((size_t)layers, sizeof(*t->gdn));
+	t->pages = td__pages_create(t->o.kv_pages, t->n_slots, t->max_pages);
+	t->verdict_host = calloc((size_t)t->n_slots, sizeof(*t->verdict_host));
+	t->ids_host = calloc((size_t)t->rows_max, sizeof(*t->ids_host));
+	if (!t->kv || !t->gdn || !t->pages || !t->verdict_host || !t->ids_host)
+		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
+	t->cache = t->ops->alloc(t->dev, td_target_cache_bytes(&t->o), err);
+	t->table = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)t->n_slots * (size_t)t->max_pages, err);
+	t->ids = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)t->rows_max, err);
+	t->verdict = t->ops->alloc(t->dev, sizeof(*t->verdict) * (size_t)t->n_slots, err);
+	t->sampling = t->ops->alloc(t->dev, sizeof(*t->sampling) * (size_t)t->n_slots, err);
+	if (!t->cache || !t->table || !t->ids || !t->verdict || !t->sampling)
+		return td_error_prefix(err, "target: KV cache of %d pages and state of %d slots (lower engine.slots or engine.context)", t->o.kv_pages, t->n_slots);
+	cache_layout(&t->o, t->cache, t->kv, t->gdn);
+	for (int i = 0; i < layers; i++) {
+		t->kv[i].table = t->table;
+		t->kv[i].max_pages = t->max_pages;
+	}
+	return 0;
+}
+
+int td_target_create(const struct td_target_options *opt, struct td_target **out, struct td_error *err)
+{
+	struct td_target *t = calloc(1, sizeof(*t));
+	int rc;
+
+	if (!t)
+		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
+	t->o = *opt;
+	t->ops = opt->ops;
+	t->dev = opt->dev;
+	t->w = opt->weights;
+	t->shm = opt->shm;
+	t->n_slots = opt->shm->cfg.slots;
+	t->max_pages = opt->shm->cfg.context / TD_PAGE;
+	t->block_rows = t->n_slots * TD_BLOCK_MAX;
+	t->rows_max = max(opt->shm->cfg.chunk, t->block_rows);
+	t->epoch = atomic_load(&opt->shm->epoch);
+	if ((rc = take_cache(t, err)) || (rc = take_activations(t, err))) {
+		td_target_destroy(t);
+		return rc;
+	}
+	*out = t;
+	return 0;
+}
+
+void td_target_destroy(struct td_target *t)
+{
+	if (!t)
+		return;
+	struct td_tensor *tensor[] = {&t->x, &t->norm, &t->wide, &t->ba, &t->mixed, &t->gate_up, &t->inner, &t->picked, &t->picked_norm, &t->logits};
+
+	for (size_t i = 0; i < sizeof(tensor) / sizeof(*tensor); i++)
+		t->ops->free(t->dev, tensor[i]->data);
+	t->ops->free(t->dev, t->sampling);
+	t->ops->free(t->dev, t->verdict);
+	t->ops->free(t->dev, t->ids);
+	t->ops->free(t->dev, t->table);
+	t->ops->free(t->dev, t->cache);
+	free(t->ids_host);
+	free(t->verdict_host);
+	td__pages_destroy(t->pages);
+	free(t->gdn);
+	free(t->kv);
+	free(t);
+}
+
+/* ---- commands ----------------------------------------------------------------------------------------------------------------------- */
+
+static void zero_state(struct td_target *t, int slot)
+{
+	const struct td_target_config *c = &t->w->cfg;
+	size_t act = td_dtype_size(t->ops->act), state = (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float);
+	size_t tail = TD_CONV_TAIL * (2 * (size_t)c->k_heads * (size_t)c->k_dim + (size_t)c->v_heads * (size_t)c->v_dim) * act;
+
+	for (int i = 0; i < c->layers; i++) {
+		if (c->full_attention[i])
+			continue;
+		t->ops->zero(t->dev, (char *)t->gdn[i].s + (size_t)slot * state, state);
+		t->ops->zero(t->dev, (char *)t->gdn[i].tail + (size_t)slot * tail, tail);
+	}
+}
+
+/* Penalties look at the prompt, and at output tokens of an earlier life. Uses the ids buffer, free between steps. */
+static void count_tokens(struct td_target *t, int slot, const int32_t *ids, int n_prompt, int n_tokens)
+{
+	uint16_t *counts = t->o.exchange.counts + (size_t)slot * (size_t)t->shm->cfg.vocab;
+	int first = 1;
+
+	for (int at = 0; at < n_tokens;) {
+		int prompt = at < n_prompt, end = prompt ? n_prompt : n_tokens, n = end - at < t->rows_max ? end - at : t->rows_max;
+
+		t->ops->upload(t->dev, t->ids, ids + at, sizeof(int32_t) * (size_t)n);
+		if (first)
+			t->ops->counts_reset(t->dev, counts, t->shm->cfg.vocab, t->ids, n);
+		else if (prompt)
+			t->ops->counts_mark(t->dev, counts, t->ids, n);
+		else
+			t->ops->counts_add(t->dev, counts, t->ids, n);
+		first = 0;
+		at += n;
+	}
+}
+
+/* What tandemd wrote is checked again here: a worker must not index by a value that it did not check. */
+static const char *start_refusal(const struct td_target *t, const struct td_slot_area *a, const int32_t *ids)
+{
+	if (a->n_prompt < 1 || a->n_tokens < a->n_prompt || a->max_total <= a->n_tokens || a->max_total > t->shm->cfg.context)
+		return "token counts out of range";
+	if (a->k < 0 || a->k > TD_DRAFT_MAX || a->n_stop < 0 || a->n_stop > TD_STOP_IDS_MAX || a->sampling.n_bias < 0 || a->sampling.n_bias > TD_BIAS_MAX)
+		return "settings out of range";
+	for (int i = 0; i < a->n_tokens; i++)
+		if (ids[i] < 0 || ids[i] >= t->shm->cfg.vocab)
+			return "token id out of range";
+	return NULL;
+}
+
+static void start(struct td_target *t, const struct td_record *rec)
+{
+	int slot = rec->slot;
+	struct td__slot *s = &t->slot[slot];
+	struct td_slot_area *a = td_shm_slot(t->shm, slot);
+	const int32_t *ids = td_shm_ids(t->shm, slot);
+	const char *refusal;
+
+	if (s->phase != TD__FREE || a->request != rec->request || a->epoch != t->epoch) {
+		td_log(TD_LOG_ERROR, "request %llu: slot %d is not free or was overwritten; dropped", (unsigned long long)rec->request, slot);
+		return;
+	}
+	*s = (struct td__slot){.phase = TD__PREFILL, .request = rec->request, .order = ++t->arrivals};
+	refusal = start_refusal(t, a, ids);
+	if (!refusal && td__pages_take(t->pages, slot, (a->max_total + TD_PAGE - 1) / TD_PAGE))
+		refusal = "not enough free KV pages";
+	if (refusal) {
+		td_log(TD_LOG_ERROR, "request %llu: %s; refused", (unsigned long long)rec->request, refusal);
+		td__target_end(t, slot, TD_FIN_ERROR);
+		return;
+	}
+	s->n_tokens = s->total = a->n_tokens;
+	s->n_prompt = a->n_prompt;
+	s->max_total = a->max_total;
+	s->k = atomic_load(&t->shm->drafter_present) ? a->k : 0;
+	t->ops->upload(t->dev, t->table + (size_t)slot * (size_t)t->max_pages, td__pages_row(t->pages, slot), sizeof(int32_t) * (size_t)t->max_pages);
+	t->ops->upload(t->dev, t->sampling + slot, &a->sampling, sizeof(a->sampling));
+	t->ops->upload(t->dev, t->o.exchange.anchor + slot, ids + a->n_tokens - 1, sizeof(int32_t)); /* of a refeed; a prefill's sample replaces it */
+	count_tokens(t, slot, ids, a->n_prompt, a->n_tokens);
+	zero_state(t, slot);
+}
+
+static void command(struct td_target *t, const struct td_record *rec)
+{
+	struct td__slot *s = &t->slot[rec->slot];
+
+	if (rec->epoch != t->epoch || rec->slot >= t->n_slots)
+		return;
+	if (rec->kind == TD_REC_START) {
+		start(t, rec);
+		return;
+	}
+	if (s->phase == TD__FREE || s->request != rec->request)
+		return;
+	switch (rec->kind) {
+	case TD_REC_CANCEL:
+		td__target_end(t, rec->slot, TD_FIN_CANCELLED);
+		break;
+	case TD_REC_PAUSE:
+		s->paused = 1;
+		break;
+	case TD_REC_RESUME:
+		s->paused = 0;
+		break;
+	}
+}
+
+/* A worker died somewhere: requests are dropped, tandemd submits them again. */
+static void reset(struct td_target *t)
+{
+	struct td_record rec = {.kind = TD_REC_RESET_DONE};
+
+	for (int i = 0; i < t->n_slots; i++)
+		td__pages_release(t->pages, i);
+	memset(t->slot, 0, sizeof(t->slot));
+	t->epoch = atomic_load(&t->shm->epoch);
+	t->step = 0;
+	t->after_prefill = 0;
+	td__target_push(t, &rec);
+	td__target_notify(t);
+}
+
+int td_target_active(const struct td_target *t)
+{
+	int n = 0;
+
+	for (int i = 0; i < t->n_slots; i++)
+		n += t->slot[i].phase != TD__FREE;
+	return n;
+}
+
+int td_target_work(struct td_target *t, struct td_error *err)
+{
+	struct td_record rec;
+	int did = 0, ready, rc = 0;
+
+	if (atomic_load(&t->shm->epoch) != t->epoch) {
+		reset(t);
+		return 1;
+	}
+	while (td_ring_pop(&t->shm->to_target, &rec)) {
+		command(t, &rec);
+		did = 1;
+	}
+	if (did)
+		td__target_notify(t);
+	ready = td__target_decode_ready(t);
+	if (ready != 1 || !t->after_prefill)
+		rc = td__target_prefill(t, err);
+	if (rc == 1) {
+		t->after_prefill = 1;
+	} else if (rc == 0 && ready == 1) {
+		t->after_prefill = 0;
+		rc = td__target_decode(t, err);
+	}
+	if (rc == TD_E_STALE) /* poisoned while waiting for the drafter: the next call sees the new epoch */
+		return 1;
+	return rc < 0 ? rc : rc || did;
+}
