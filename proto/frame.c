@@ -143,6 +143,7 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 	while (n > 0) {
 		uint64_t key, value = 0;
 		size_t k = varint(p, n, &key), skip;
+		int rc;
 		const ProtobufCFieldDescriptor *f;
 
 		if (!k || key >> 3 == 0 || key >> 3 > 0x1fffffff)
@@ -164,8 +165,9 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 			skip = varint(p, n, &value);
 			if (!skip || value > n - skip)
 				return malformed(err);
-			if (check_bytes(desc, f, p + skip, (size_t)value, depth, err) < 0)
-				return err ? err->code : TD_E_PROTOCOL;
+			rc = check_bytes(desc, f, p + skip, (size_t)value, depth, err);
+			if (rc)
+				return rc;
 			skip += (size_t)value;
 			break;
 		default: /* groups, and what was never defined */
@@ -183,7 +185,7 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 
 struct budget {
 	size_t used, peak, limit;
-	int hit;
+	int hit, nomem; /* why an allocation was refused */
 };
 
 /* What an allocation costs includes the allocator's own word. Blocks are malloc's, so that free() frees a finished message. */
@@ -202,8 +204,10 @@ static void *budget_alloc(void *ctx, size_t size)
 		return NULL;
 	}
 	p = malloc(size);
-	if (!p)
+	if (!p) {
+		b->nomem = 1;
 		return NULL;
+	}
 	if (cost(p) > b->limit - b->used) {
 		b->hit = 1;
 		free(p);
@@ -236,7 +240,9 @@ ProtobufCMessage *td__message_unpack(const ProtobufCMessageDescriptor *desc, con
 	msg = protobuf_c_message_unpack(desc, &allocator, n, payload);
 	if (peak)
 		*peak = b.peak;
-	if (!msg && b.hit)
+	if (!msg && b.nomem)
+		td_error_set(err, TD_E_NOMEM, "out of memory for a message of %zu bytes", n);
+	else if (!msg && b.hit)
 		td_error_set(err, TD_E_TOO_LARGE, "the message of %zu bytes would need more than %zu bytes of memory", n, budget);
 	else if (!msg)
 		td_error_set(err, TD_E_PROTOCOL, "the message is no %s: a field that must be there is missing or has another type", desc->short_name);
