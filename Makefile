@@ -46,6 +46,7 @@ OBJ_DRAFTER := $(call obj,$(call src,drafter_worker))
 OBJ_DAEMON := $(call obj,$(call src,daemon))
 SRC_LIBTANDEM := $(wildcard client/lib*.c)
 OBJ_LIBTANDEM := $(call obj,$(SRC_LIBTANDEM))
+OBJ_TESTLIB := $(call obj,$(wildcard tests/lib/*.c))
 OBJ_CLIENT := $(call obj,$(filter-out $(SRC_LIBTANDEM),$(call src,client)))
 
 A_PROTO := $(B)/libtdproto.a
@@ -57,6 +58,7 @@ A_DAEMON := $(B)/libtddaemon.a
 A_LIBTANDEM := $(B)/libtandem.a
 SO_LIBTANDEM := $(B)/libtandem.so.0
 A_CLIENT := $(B)/libtdclient.a
+A_TESTLIB := $(B)/libtdtest.a
 
 BINS := $(foreach p,tandemd:daemon tandem-target:target_worker tandem-drafter:drafter_worker tandem:client,\
 	$(if $(wildcard $(word 2,$(subst :, ,$(p)))/main.c),$(B)/bin/$(word 1,$(subst :, ,$(p)))))
@@ -107,6 +109,7 @@ $(A_TARGET): $(OBJ_TARGET)
 $(A_DRAFTER): $(OBJ_DRAFTER)
 $(A_DAEMON): $(OBJ_DAEMON)
 $(A_CLIENT): $(OBJ_CLIENT)
+$(A_TESTLIB): $(OBJ_TESTLIB)
 $(A_LIBTANDEM): $(OBJ_LIBTANDEM) $(OBJ_PROTO) $(B)/engine/error.o
 $(B)/lib%.a:
 	@rm -f $@
@@ -138,7 +141,7 @@ $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 
 # ---- tests ---------------------------------------------------------------------------------------------------------------------------
 # A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.
-TEST_ARCHIVES := $(A_TARGET) $(A_DRAFTER) $(A_DAEMON) $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+TEST_ARCHIVES := $(A_TESTLIB) $(A_TARGET) $(A_DRAFTER) $(A_DAEMON) $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
 $(B)/tests/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
 	$(call link,-lcmocka $(LIBS_DAEMON) $(LIBS_CLIENT) $(LIBS_ENGINE) $(LIBS_KERNELS))
 $(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)

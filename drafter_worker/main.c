@@ -65,7 +65,7 @@ static void work(struct td_worker *w, struct td_drafter *d)
 		if (rc < 0)
 			td_worker_fail(w, &err);
 		if (rc == 0)
-			atomic_fetch_add(&w->stats->wait_us, td_worker_sleep(w, seen, 1));
+			td_worker_sleep(w, seen, 1);
 	}
 }
 

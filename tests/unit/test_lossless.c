@@ -1,0 +1,214 @@
+/*
+ * test_lossless.c: what speculation, batching, chunking and a crash must not change: the output, token for token.
+ *
+ *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *
+ * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
+ * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64; a second life that is fed what a first one committed;
+ * and, with sampling, that a seed gives the same tokens again.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/lib/pair.h"
+#include "tests/lib/prompts.h"
+
+enum { SLOTS = 8, CONTEXT = 2048 };
+
+static struct pair pair, chunked;
+static int max_tokens = 48, failures, checks;
+
+static void differ(const char *what, int prompt, const struct pair_request *want, const struct pair_request *got)
+{
+	int i = 0;
+
+	checks++;
+	while (i < want->n_out && i < got->n_out && want->out[i] == got->out[i])
+		i++;
+	if (want->n_out == got->n_out && i == want->n_out && want->finish == got->finish)
+		return;
+	failures++;
+	printf("%s: prompt %d differs at output token %d of %d/%d: %d, plain decoding has %d (finish %d, %d)\n", what, prompt, i, got->n_out, want->n_out,
+	       i < got->n_out ? got->out[i] : -1, i < want->n_out ? want->out[i] : -1, got->finish, want->finish);
+}
+
+static void request(struct pair_request *r, const struct td_ids *ids, int k)
+{
+	memset(r, 0, sizeof(*r));
+	r->ids = ids->id;
+	r->n_ids = r->n_prompt = (int)ids->n;
+	r->max_total = r->n_ids + max_tokens;
+	r->k = k;
+	r->stop_at_eos = 1;
+	pair_greedy(&r->sampling);
+	r->out = calloc((size_t)max_tokens + TD_BLOCK_MAX, sizeof(*r->out));
+}
+
+static void run_one(struct pair *p, struct pair_request *r, const struct td_ids *ids, int k)
+{
+	request(r, ids, k);
+	pair_run(p, r, 1, NULL);
+}
+
+static void speculation(const struct prompts *p, const struct pair_request *plain)
+{
+	static const int widths[] = {1, 4, 7, 15};
+
+	for (int w = 0; w < 4; w++) {
+		long drafted = 0, accepted = 0, cycles = 0;
+		char what[32];
+
+		snprintf(what, sizeof(what), "speculation K=%d", widths[w]);
+		for (int i = 0; i < p->n; i++) {
+			struct pair_request r;
+
+			run_one(&pair, &r, &p->ids[i], widths[w]);
+			differ(what, i, &plain[i], &r);
+			drafted += r.drafted;
+			accepted += r.accepted;
+			cycles += r.cycles;
+			free(r.out);
+		}
+		printf("K=%-2d acceptance length %.3f over %ld cycles, %.1f %% of drafts accepted\n", widths[w], (double)(accepted + cycles) / (double)cycles, cycles,
+		       100.0 * (double)accepted / (double)drafted);
+	}
+}
+
+static void batch(const struct prompts *p, const struct pair_request *plain)
+{
+	static const int widths[SLOTS] = {15, 0, 7, 4, 15, 1, 15, 3};
+
+	for (int first = 0; first < p->n; first += SLOTS) {
+		int n = p->n - first < SLOTS ? p->n - first : SLOTS;
+		struct pair_request r[SLOTS];
+
+		for (int i = 0; i < n; i++)
+			request(&r[i], &p->ids[first + i], widths[i]);
+		pair_run(&pair, r, n, NULL);
+		for (int i = 0; i < n; i++) {
+			differ("batch of eight", first + i, &plain[first + i], &r[i]);
+			free(r[i].out);
+		}
+	}
+}
+
+/* Feeds the prompt and the first `cut` committed tokens, as tandemd does after a crash. */
+static void second_life(const struct prompts *p, const struct pair_request *plain)
+{
+	for (int i = 0; i < p->n; i++) {
+		int cut = 1 + i * 7 % (plain[i].n_out > 1 ? plain[i].n_out - 1 : 1);
+		struct td_ids ids = {0};
+		struct pair_request r, rest = plain[i];
+
+		if (plain[i].n_out < 2)
+			continue;
+		ids.id = calloc(p->ids[i].n + (size_t)cut, sizeof(*ids.id));
+		memcpy(ids.id, p->ids[i].id, sizeof(*ids.id) * p->ids[i].n);
+		memcpy(ids.id + p->ids[i].n, plain[i].out, sizeof(*ids.id) * (size_t)cut);
+		ids.n = p->ids[i].n + (size_t)cut;
+		request(&r, &ids, i % 2 ? 15 : 4);
+		r.n_prompt = (int)p->ids[i].n;
+		r.max_total = plain[i].max_total;
+		pair_run(&pair, &r, 1, NULL);
+		rest.out += cut;
+		rest.n_out -= cut;
+		differ("second life", i, &rest, &r);
+		free(r.out);
+		td_ids_finish(&ids);
+	}
+}
+
+static void chunks(const struct td_tokenizer *tok)
+{
+	for (int n = 60; n <= 700; n += 160) {
+		struct td_ids ids;
+		struct pair_request whole, parts;
+
+		prompts_long(&ids, tok, n + 5);
+		run_one(&pair, &whole, &ids, 0);
+		run_one(&chunked, &parts, &ids, 15);
+		differ("chunks of 64", n, &whole, &parts);
+		free(whole.out);
+		free(parts.out);
+		td_ids_finish(&ids);
+	}
+}
+
+static void seeds(const struct prompts *p)
+{
+	for (int i = 0; i < p->n && i < 8; i++) {
+		struct pair_request a, b;
+
+		request(&a, &p->ids[i], 15);
+		a.sampling.temperature = 0.8f;
+		a.sampling.seed = 1234u + (unsigned)i;
+		b = a;
+		b.out = calloc((size_t)max_tokens + TD_BLOCK_MAX, sizeof(*b.out));
+		pair_run(&pair, &a, 1, NULL);
+		pair_run(&pair, &b, 1, NULL);
+		differ("same seed", i, &a, &b);
+		free(a.out);
+		free(b.out);
+	}
+}
+
+static void prompt_file(const struct td_tokenizer *tok, const char *file, int limit)
+{
+	struct prompts p;
+	struct pair_request *plain;
+
+	prompts_load(&p, tok, file, limit);
+	plain = calloc((size_t)p.n + 1, sizeof(*plain));
+	printf("%s: %d prompts\n", file ? file : "own prompts", p.n);
+	for (int i = 0; i < p.n; i++)
+		run_one(&pair, &plain[i], &p.ids[i], 0);
+	speculation(&p, plain);
+	batch(&p, plain);
+	second_life(&p, plain);
+	seeds(&p);
+	for (int i = 0; i < p.n; i++)
+		free(plain[i].out);
+	free(plain);
+	prompts_finish(&p);
+}
+
+int main(int argc, char **argv)
+{
+	struct pair_options o = {.device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = SLOTS,
+				 .context = CONTEXT, .chunk = 1024};
+	const char *tokenizer = "models/tiny/tokenizer.json", *file[16];
+	struct td_tokenizer *tok;
+	struct td_error err;
+	int limit = 0, n_files = 0;
+
+	for (int i = 1; i < argc; i++) {
+		const char **text = !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--target") ? &o.target_dir :
+				    !strcmp(argv[i], "--drafter") ? &o.drafter_dir : !strcmp(argv[i], "--tokenizer") ? &tokenizer : NULL;
+		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
+
+		if (text && i + 1 < argc)
+			*text = argv[++i];
+		else if (number && i + 1 < argc)
+			*number = atoi(argv[++i]);
+		else if (n_files < 16)
+			file[n_files++] = argv[i];
+	}
+	if (td_tokenizer_load(tokenizer, &tok, &err)) {
+		fprintf(stderr, "%s\n", err.text);
+		return 1;
+	}
+	pair_open(&pair, &o);
+	o.chunk = 64;
+	pair_open(&chunked, &o);
+	if (!n_files)
+		file[n_files++] = NULL;
+	for (int i = 0; i < n_files; i++)
+		prompt_file(tok, file[i], limit);
+	chunks(tok);
+	pair_close(&pair);
+	pair_close(&chunked);
+	td_tokenizer_free(tok);
+	printf("%d comparisons, %d differ\n", checks, failures);
+	return failures || !checks;
+}
