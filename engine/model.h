@@ -18,7 +18,7 @@ enum { TD_LAYERS_MAX = 128, TD_TAPS_MAX = 16, TD_EOS_MAX = 8, TD_FUSED_MAX = 4 }
 
 /* ---- config.json ------------------------------------------------------------------------------------------------------------------- */
 
-struct td_quant { /* from quantization_config; group 0 = none */
+struct td_quant { /* from quantization_config; group 0 = none, -1 = per channel or several sizes: the tensors' shapes say */
 	int bits, group, symmetric;
 };
 
@@ -121,8 +121,9 @@ int td_arena_seal_check(const struct td_ops *ops, struct td_dev *dev, const stru
 /* Called while loading: for the progress message and the watchdog. */
 typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
 
-/* `kept`: an arena already imported (its fd is taken), or NULL to create one. With `kept` no tensor data is read: shapes come from the
- * safetensors headers only. The fingerprint is computed for both and returned (text of at most 255 bytes). */
+/* `kept`: an arena already imported (its fd is taken), or NULL to create one. It is moved into the weights (*kept is zeroed) on success and stays
+ * the caller's on failure. With `kept` no tensor data is read: shapes come from the safetensors headers only. The fingerprint is computed for
+ * both and returned (text of at most 255 bytes). */
 int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
 			   struct td_target_weights **w, char fingerprint[256], struct td_error *err);
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,

@@ -1,0 +1,81 @@
+/*
+ * drafter_weights.c: the weights of a DFlash drafter (dflash 1.5) in an arena.
+ *
+ * A drafter has neither embedding nor head: both are the target's. Context rows need the k|v part of a layer's q|k|v alone, block rows all of it;
+ * in BF16 that is one memory, in a packed order the small part is kept twice.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/loader.h"
+
+static void attention(struct td__loader *l, const struct td_drafter_config *c, int i, const float *inv_freq, struct td_drafter_layer *w)
+{
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+	const struct td__module m[] = { { "q_proj", q }, { "k_proj", kv }, { "v_proj", kv } };
+
+	td__load_at(l, "layers.%d.self_attn.", i);
+	td__load_fused(l, m, 3, c->hidden, &w->qkv);
+	td__load_tail(l, m, 3, 1, c->hidden, &w->qkv, &w->kv);
+	td__load_linear(l, "o_proj", c->hidden, q, &w->o);
+	w->attn = (struct td_attn){ .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .rotary_dim = c->head_dim, .eps = c->eps };
+	w->attn.window = c->sliding[i] ? c->window : 0;
+	w->attn.causal = c->causal[i];
+	w->attn.q_norm = td__load_small(l, "q_norm.weight", c->head_dim, 0);
+	w->attn.k_norm = td__load_small(l, "k_norm.weight", c->head_dim, 0);
+	w->attn.inv_freq = inv_freq;
+}
+
+static void build(struct td__loader *l, void *weights)
+{
+	struct td_drafter_weights *w = weights;
+	const struct td_drafter_config *c = &w->cfg;
+	const struct td__module gate_up[] = { { "gate_proj", c->intermediate }, { "up_proj", c->intermediate } };
+	const float *inv_freq = td__load_inv_freq(l, c->head_dim, c->rope_theta);
+
+	l->prefix = td_st_find(l->st, "model.hidden_norm.weight") ? "model." : "";
+	td__load_linear(l, "fc", c->hidden, c->n_taps * c->hidden, &w->fc);
+	w->hidden_norm = td__load_small(l, "hidden_norm.weight", c->hidden, 0);
+	w->norm = td__load_small(l, "norm.weight", c->hidden, 0);
+	for (int i = 0; i < c->layers && !l->rc; i++) {
+		struct td_drafter_layer *layer = &w->layer[i];
+
+		td__load_at(l, "layers.%d.", i);
+		layer->input_norm = td__load_small(l, "input_layernorm.weight", c->hidden, 0);
+		layer->post_norm = td__load_small(l, "post_attention_layernorm.weight", c->hidden, 0);
+		attention(l, c, i, inv_freq, layer);
+		td__load_at(l, "layers.%d.mlp.", i);
+		td__load_fused(l, gate_up, 2, c->hidden, &layer->gate_up);
+		td__load_linear(l, "down_proj", c->hidden, c->intermediate, &layer->down);
+	}
+}
+
+int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
+			    struct td_drafter_weights **out, char fingerprint[256], struct td_error *err)
+{
+	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .progress = progress, .ctx = ctx, .err = err };
+	struct td_drafter_weights *w = calloc(1, sizeof(*w));
+	int rc;
+
+	*out = NULL;
+	if (!w)
+		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
+	l.quant = &w->cfg.quant;
+	rc = td_drafter_config_load(dir, &w->cfg, err);
+	if (!rc)
+		rc = td__load_run(&l, build, w, kept, &w->arena, fingerprint);
+	if (rc) {
+		free(w);
+		return rc;
+	}
+	*out = w;
+	return 0;
+}
+
+void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w)
+{
+	if (!w)
+		return;
+	ops->arena_release(dev, &w->arena);
+	free(w);
+}

@@ -1,0 +1,65 @@
+/*
+ * loader.h: from a checkpoint's tensors to an arena's contents, for the two weight loaders of this folder only.
+ *
+ * A model says once, in a `td__build` function, which tensors it wants and where their device addresses go. That function runs twice: in
+ * the PLAN pass it only checks names, types and shapes and adds up the arena's size; then the arena is made and in the FILL pass the same
+ * calls in the same order get their final addresses and are packed or uploaded. With an arena kept from a predecessor the second pass is KEPT:
+ * addresses only. So the layout can't differ between a maker and its successor, and a bad checkpoint is refused before memory is taken.
+ *
+ * The first error sticks: later calls do nothing, so that a build function needs no error paths. Device memory is never dereferenced.
+ */
+#ifndef TD_LOADER_H
+#define TD_LOADER_H
+
+#include "engine/model.h"
+#include "engine/safetensors.h"
+
+enum td__pass { TD__PLAN, TD__FILL, TD__KEPT };
+
+struct td__loader {
+	const struct td_ops *ops;
+	struct td_dev *dev;
+	const char *dir;
+	const struct td_quant *quant;
+	struct td_st *st;
+	const char *prefix; /* of every name: "", "model.", "model.language_model." */
+	char where[64]; /* after the prefix: "layers.3.mlp.", set by td__load_at */
+	enum td__pass pass;
+	uintptr_t base; /* of the arena; 0 in the PLAN pass */
+	size_t at;
+	uint64_t done, total; /* bytes of the checkpoint */
+	td_progress *progress;
+	void *ctx;
+	int rc;
+	struct td_error *err;
+};
+
+struct td__module {
+	const char *name;
+	int out;
+};
+
+typedef void td__build(struct td__loader *l, void *weights);
+
+/* Opens the checkpoint, writes its fingerprint, runs both passes. `arena` receives the new arena, or *kept, which is zeroed then; on failure *kept
+ * stays the caller's. `build` sets l->prefix first. */
+int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *kept, struct td_arena *arena, char fingerprint[256]);
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, char fingerprint[256], struct td_error *err);
+
+int td__load_fail(struct td__loader *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void td__load_at(struct td__loader *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int td__load_has(struct td__loader *l, const char *name); /* prefix + where + name */
+
+/* A small tensor as float32: (n), or with cols > 0 (n, cols) or (n, 1, cols). */
+const float *td__load_small(struct td__loader *l, const char *name, int n, int cols);
+/* Rotary frequencies theta^(-2j/dim), j < dim/2. */
+const float *td__load_inv_freq(struct td__loader *l, int dim, float theta);
+/* A BF16 table (rows, cols), plain row-major. */
+void *td__load_table(struct td__loader *l, const char *name, int rows, int cols);
+void td__load_linear(struct td__loader *l, const char *name, int out, int in, struct td_linear *w);
+/* Modules side by side; neighbours of one format become one map. */
+void td__load_fused(struct td__loader *l, const struct td__module *m, int n, int in, struct td_fused *f);
+/* The modules from m[first] on once more, as a map of their own: rows of `all`'s memory where its order allows, else packed again. */
+void td__load_tail(struct td__loader *l, const struct td__module *m, int n, int first, int in, const struct td_fused *all, struct td_fused *f);
+
+#endif

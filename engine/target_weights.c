@@ -1,0 +1,119 @@
+/*
+ * target_weights.c: the weights of a Qwen3.5 target (qwen35 2.1) in an arena.
+ *
+ * Owns nothing but the returned struct, which owns the arena. The embedding is a BF16 table, since rows are looked up in it; a tied head is the
+ * same memory seen as a linear map. Constants of attention and recurrent layers are float32.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/loader.h"
+
+static void full_attention(struct td__loader *l, const struct td_target_config *c, int i, const float *inv_freq, struct td_target_layer *w)
+{
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim;
+	const struct td__module m[] = { { "q_proj", 2 * q }, { "k_proj", kv }, { "v_proj", kv } };
+
+	td__load_at(l, "layers.%d.self_attn.", i);
+	td__load_fused(l, m, 3, c->hidden, &w->qkv);
+	td__load_linear(l, "o_proj", c->hidden, q, &w->o);
+	w->attn = (struct td_attn){ .heads = c->heads, .kv_heads = c->kv_heads, .head_dim = c->head_dim, .rotary_dim = c->rotary_dim, .eps = c->eps };
+	w->attn.zero_centred = w->attn.gated = w->attn.causal = 1;
+	w->attn.q_norm = td__load_small(l, "q_norm.weight", c->head_dim, 0);
+	w->attn.k_norm = td__load_small(l, "k_norm.weight", c->head_dim, 0);
+	w->attn.inv_freq = inv_freq;
+}
+
+static void linear_attention(struct td__loader *l, const struct td_target_config *c, int i, struct td_target_layer *w)
+{
+	int key = c->k_heads * c->k_dim, value = c->v_heads * c->v_dim, channels = 2 * key + value;
+	const struct td__module qkvz[] = { { "in_proj_qkv", channels }, { "in_proj_z", value } };
+	const struct td__module ba[] = { { "in_proj_b", c->v_heads }, { "in_proj_a", c->v_heads } };
+
+	td__load_at(l, "layers.%d.linear_attn.", i);
+	td__load_fused(l, qkvz, 2, c->hidden, &w->qkvz);
+	td__load_fused(l, ba, 2, c->hidden, &w->ba);
+	td__load_linear(l, "out_proj", c->hidden, value, &w->out);
+	w->gdn = (struct td_gdn){ .k_heads = c->k_heads, .v_heads = c->v_heads, .k_dim = c->k_dim, .v_dim = c->v_dim, .eps = c->eps };
+	w->gdn.conv = td__load_small(l, "conv1d.weight", channels, c->conv_kernel);
+	w->gdn.a_log = td__load_small(l, "A_log", c->v_heads, 0);
+	w->gdn.dt_bias = td__load_small(l, "dt_bias", c->v_heads, 0);
+	w->gdn.norm = td__load_small(l, "norm.weight", c->v_dim, 0);
+}
+
+/* lm_head stands outside of `model.`. When the head is tied, some writers store the table a second time: it is the same and skipped. */
+static void head(struct td__loader *l, struct td_target_weights *w)
+{
+	const struct td_target_config *c = &w->cfg;
+	const char *prefix = l->prefix;
+
+	w->head = (struct td_linear){ .kind = TD_W_BF16, .in = c->hidden, .out = c->vocab, .data = w->embed.data };
+	l->prefix = "";
+	l->where[0] = '\0';
+	if (c->tied)
+		td__load_has(l, "lm_head.weight");
+	else if (td__load_has(l, "lm_head.weight"))
+		w->head.data = td__load_table(l, "lm_head.weight", c->vocab, c->hidden);
+	else
+		td__load_linear(l, "lm_head", c->vocab, c->hidden, &w->head);
+	l->prefix = prefix;
+}
+
+static void build(struct td__loader *l, void *weights)
+{
+	struct td_target_weights *w = weights;
+	const struct td_target_config *c = &w->cfg;
+	const struct td__module gate_up[] = { { "gate_proj", c->intermediate }, { "up_proj", c->intermediate } };
+	const float *inv_freq = td__load_inv_freq(l, c->rotary_dim, c->rope_theta);
+
+	l->prefix = td_st_find(l->st, "model.language_model.norm.weight") ? "model.language_model." : "model.";
+	w->embed = (struct td_tensor){ .dtype = TD_BF16, .rows = c->vocab, .cols = c->hidden, .ld = c->hidden };
+	w->embed.data = td__load_table(l, "embed_tokens.weight", c->vocab, c->hidden);
+	w->norm = td__load_small(l, "norm.weight", c->hidden, 0);
+	for (int i = 0; i < c->layers && !l->rc; i++) {
+		struct td_target_layer *layer = &w->layer[i];
+
+		td__load_at(l, "layers.%d.", i);
+		layer->full = c->full_attention[i];
+		layer->input_norm = td__load_small(l, "input_layernorm.weight", c->hidden, 0);
+		layer->post_norm = td__load_small(l, "post_attention_layernorm.weight", c->hidden, 0);
+		if (layer->full)
+			full_attention(l, c, i, inv_freq, layer);
+		else
+			linear_attention(l, c, i, layer);
+		td__load_at(l, "layers.%d.mlp.", i);
+		td__load_fused(l, gate_up, 2, c->hidden, &layer->gate_up);
+		td__load_linear(l, "down_proj", c->hidden, c->intermediate, &layer->down);
+	}
+	head(l, w);
+}
+
+int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
+			   struct td_target_weights **out, char fingerprint[256], struct td_error *err)
+{
+	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .progress = progress, .ctx = ctx, .err = err };
+	struct td_target_weights *w = calloc(1, sizeof(*w));
+	int rc;
+
+	*out = NULL;
+	if (!w)
+		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
+	l.quant = &w->cfg.quant;
+	rc = td_target_config_load(dir, &w->cfg, err);
+	if (!rc)
+		rc = td__load_run(&l, build, w, kept, &w->arena, fingerprint);
+	if (rc) {
+		free(w);
+		return rc;
+	}
+	*out = w;
+	return 0;
+}
+
+void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w)
+{
+	if (!w)
+		return;
+	ops->arena_release(dev, &w->arena);
+	free(w);
+}

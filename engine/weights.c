@@ -1,0 +1,63 @@
+/*
+ * weights.c: what the two weight loaders share with their callers: the fingerprint of a checkpoint, and applying a fused map.
+ *
+ * The fingerprint answers one question: would loading this folder now, with this backend and this build, fill an arena with the same bytes
+ * in the same places? So it covers the checkpoint files, config.json, the backend, the program's version and the arena's layout.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "engine/config_read.h"
+#include "engine/loader.h"
+
+/* Raise it when the order or the form of anything in an arena changes. */
+enum { LAYOUT = 1 };
+
+static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
+{
+	struct td__cfg c;
+	char *text = NULL;
+
+	if (td__cfg_open(&c, dir, "config.json", 16 << 20, err) == 0) {
+		text = json_dumps(c.root, JSON_COMPACT | JSON_SORT_KEYS);
+		if (!text)
+			td__cfg_fail(&c, TD_E_NOMEM, "no memory");
+		else
+			*hash = XXH3_64bits(text, strlen(text));
+	}
+	free(text);
+	td__cfg_close(&c);
+	return c.rc;
+}
+
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, char fingerprint[256], struct td_error *err)
+{
+	char files[96] = "";
+	uint64_t config = 0;
+	int rc = config_hash(dir, &config, err);
+
+	if (rc)
+		return rc;
+	td_st_identity(st, files, sizeof(files));
+	snprintf(fingerprint, 256, "layout=%d version=%s backend=%s %s config=%016llx", LAYOUT, TD_VERSION, ops->name, files, (unsigned long long)config);
+	return 0;
+}
+
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, char fingerprint[256], struct td_error *err)
+{
+	struct td_st *st = NULL;
+	int rc = td_st_open(dir, &st, err);
+
+	if (!rc)
+		rc = td__fingerprint(ops, dir, st, fingerprint, err);
+	td_st_close(st);
+	return rc;
+}
+
+void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y)
+{
+	for (int i = 0; i < w->n; i++)
+		ops->linear(dev, x, &w->part[i], td_cols(y, w->off[i], w->part[i].out), 0);
+}
