@@ -1,0 +1,51 @@
+/*
+ * cpu.c: the table of the CPU backend. See cpu.h for how its operations run and why their results do not depend on the batch.
+ */
+#include "kernels/cpu/cpu.h"
+
+const struct td_ops td_cpu_ops = {
+	.name = "cpu",
+	.act = TD_F32,
+
+	.open = td__device_open,
+	.close = td__device_close,
+	.sync = td__device_sync,
+	.describe = td__device_describe,
+
+	.arena_create = td__arena_create,
+	.arena_import = td__arena_import,
+	.arena_release = td__arena_release,
+	.alloc = td__alloc,
+	.free = td__free,
+	.upload = td__upload,
+	.download = td__download,
+	.zero = td__zero,
+	.checksum = td__checksum,
+
+	.pack_bytes = td__pack_bytes,
+	.pack = td__pack,
+
+	.batch_set = td__batch_set,
+	.embed = td__embed,
+	.rms_norm = td__rms_norm,
+	.linear = td__linear,
+	.swiglu = td__swiglu,
+	.copy = td__copy,
+
+	.gdn = td__gdn,
+	.attention = td__attention,
+	.draft_context = td__draft_context,
+	.draft_attention = td__draft_attention,
+
+	.rows_last = td__rows_last,
+	.rows_tail = td__rows_tail,
+	.verify_ids = td__verify_ids,
+	.mask_ids = td__mask_ids,
+	.counts_reset = td__counts_reset,
+	.counts_add = td__counts_add,
+	.propose = td__propose,
+	.accept = td__accept,
+
+	.flag_set = td__flag_set,
+	.flag_wait = td__flag_wait,
+};

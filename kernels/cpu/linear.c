@@ -1,0 +1,237 @@
+/*
+ * linear.c: y = W x for BF16 and packed INT4 weights.
+ *
+ * Why not a library's sgemm: its result for a row may depend on how many rows there are and where the row stands, and it wants the weights in
+ * float32 at once. Here a weight row is expanded to float32 a few hundred columns at a time, into the first-level cache, and used for all rows of
+ * the batch before the next is touched. Each (row, output) has its own eight lanes: lane l sums columns l, l+8, l+16, ... in order, then the
+ * lanes are added in a fixed tree. So a result depends on its row and its weights only.
+ *
+ * Work: an item is a panel of PANEL outputs times a group of ROW_GROUP rows.
+ *
+ *	for each K_STEP of columns                                  x of the group stays in the second-level cache
+ *	    for each OUT_TILE outputs of the panel                  expand (OUT_TILE, K_STEP) weights
+ *	        for each ROW_TILE rows of the group                 acc[row][out] lanes += w * x, in registers
+ *	y = sums of the lanes
+ *
+ * Formats in the arena. BF16: (out, in), plain. INT4: row by row, in/8 words (low nibble first, value + 8), then in/group bf16 scales, so that a
+ * row range of a map is a map and a row is one stream.
+ */
+#include "kernels/cpu/cpu.h"
+
+enum { OUT_TILE = 4, ROW_TILE = 3, PANEL = 32, ROW_GROUP = 48, K_STEP = 512, LANES = 8 };
+
+struct scratch {
+	float w[OUT_TILE][K_STEP];
+	float acc[ROW_GROUP][PANEL][LANES];
+};
+
+struct job {
+	struct td_dev *dev;
+	struct td_tensor x, y;
+	const struct td_linear *w;
+	int accumulate, panels;
+};
+
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef int32_t i32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+
+/* ---- packing ---------------------------------------------------------------------------------------------------------------------- */
+
+static size_t row_bytes(enum td_weight_kind kind, int in, int group)
+{
+	return kind == TD_W_BF16 ? (size_t)in * 2 : (size_t)in / 2 + (size_t)(in / group) * 2;
+}
+
+static int shape_ok(enum td_weight_kind kind, int out, int in, int group)
+{
+	if (out <= 0 || in <= 0)
+		return 0;
+	return kind == TD_W_BF16 || (kind == TD_W_INT4 && group >= 8 && group % 8 == 0 && in % group == 0);
+}
+
+size_t td__pack_bytes(enum td_weight_kind kind, int out, int in, int group)
+{
+	return shape_ok(kind, out, in, group) ? (size_t)out * row_bytes(kind, in, group) : 0;
+}
+
+int td__pack(struct td_dev *dev, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *err)
+{
+	size_t row = 0, words = (size_t)w->in / 2, scales;
+	uint8_t *dst = w->data;
+	int out = 0;
+
+	(void)dev;
+	for (int i = 0; i < n_part; i++)
+		out += part[i].out;
+	if (!shape_ok(w->kind, w->out, w->in, w->group) || out != w->out)
+		return td_error_set(err, TD_E_UNSUPPORTED, "a linear map of %d x %d, group %d, from %d rows can't be packed", w->out, w->in, w->group, out);
+	row = row_bytes(w->kind, w->in, w->group);
+	scales = row - words;
+	for (int i = 0; i < n_part; i++) {
+		const uint8_t *weight = part[i].weight, *scale = part[i].scale;
+
+		if (w->kind == TD_W_BF16) {
+			memcpy(dst, weight, row * (size_t)part[i].out);
+			dst += row * (size_t)part[i].out;
+			continue;
+		}
+		for (int o = 0; o < part[i].out; o++, dst += row) {
+			memcpy(dst, weight + (size_t)o * words, words);
+			memcpy(dst + words, scale + (size_t)o * scales, scales);
+		}
+	}
+	return 0;
+}
+
+/* ---- expansion -------------------------------------------------------------------------------------------------------------------- */
+
+TD__INLINE void expand_bf16(float *dst, const uint16_t *src, int n)
+{
+	int k = 0;
+
+	for (; k + LANES <= n; k += LANES) {
+		u16x8 h;
+		u32x8 f;
+
+		memcpy(&h, src + k, sizeof(h));
+		f = __builtin_convertvector(h, u32x8) << 16;
+		memcpy(dst + k, &f, sizeof(f));
+	}
+	for (; k < n; k++)
+		dst[k] = td__from_bf16(src[k]);
+}
+
+/* Columns [k0, k0 + n) of one row; k0 and n are multiples of 8. A weight is (code - 8) * scale, the exact product in float32. */
+TD__INLINE void expand_int4(float *dst, const uint8_t *row, int in, int group, int k0, int n)
+{
+	const u32x8 shift = { 0, 4, 8, 12, 16, 20, 24, 28 };
+	const uint8_t *scales = row + in / 2;
+
+	for (int k = k0, end; k < k0 + n; k = end) {
+		uint16_t h;
+		float scale;
+
+		end = (k / group + 1) * group;
+		end = end < k0 + n ? end : k0 + n;
+		memcpy(&h, scales + (size_t)(k / group) * 2, 2);
+		scale = td__from_bf16(h);
+		for (int i = k; i < end; i += LANES) {
+			uint32_t word;
+			u32x8 code;
+			td__v8 f;
+
+			memcpy(&word, row + i / 2, 4);
+			code = ((u32x8){ word, word, word, word, word, word, word, word } >> shift) & 15;
+			f = __builtin_convertvector((i32x8)code - 8, td__v8) * scale;
+			memcpy(dst + (i - k0), &f, sizeof(f));
+		}
+	}
+}
+
+/* ---- product ---------------------------------------------------------------------------------------------------------------------- */
+
+/* acc[r][o] += w[o] * x[r] over n8 vectors of columns, for `rows` rows of x and all OUT_TILE outputs. */
+TD__INLINE void tile(float *acc, const float *w, const float *x, size_t ldx, int n8, int rows)
+{
+	td__v8 a[ROW_TILE][OUT_TILE];
+
+	for (int r = 0; r < rows; r++)
+		for (int o = 0; o < OUT_TILE; o++)
+			a[r][o] = *(const td__v8_any *)(acc + (r * PANEL + o) * LANES);
+	for (int i = 0; i < n8; i++) {
+		td__v8 xv[ROW_TILE];
+
+		for (int r = 0; r < rows; r++)
+			xv[r] = *(const td__v8_any *)(x + (size_t)r * ldx + i * LANES);
+		for (int o = 0; o < OUT_TILE; o++) {
+			td__v8 wv = *(const td__v8_any *)(w + o * K_STEP + i * LANES);
+
+			for (int r = 0; r < rows; r++)
+				a[r][o] += wv * xv[r];
+		}
+	}
+	for (int r = 0; r < rows; r++)
+		for (int o = 0; o < OUT_TILE; o++)
+			*(td__v8_any *)(acc + (r * PANEL + o) * LANES) = a[r][o];
+}
+
+/* Columns past the last whole vector (BF16 maps only): lane l takes column l of the rest. */
+TD__INLINE void tile_rest(float *acc, const float *w, const float *x, size_t ldx, int n, int rows)
+{
+	for (int r = 0; r < rows; r++)
+		for (int o = 0; o < OUT_TILE; o++)
+			for (int l = 0; l < n; l++)
+				acc[(r * PANEL + o) * LANES + l] += w[o * K_STEP + l] * x[(size_t)r * ldx + l];
+}
+
+TD__INLINE void panel_body(const struct job *j, struct scratch *s, int o0, int outs, int r0, int rows)
+{
+	const struct td_linear *w = j->w;
+	const size_t row = row_bytes(w->kind, w->in, w->group), ldx = (size_t)j->x.ld;
+	const float *x = td__row(&j->x, r0);
+
+	memset(s->acc, 0, sizeof(s->acc[0]) * (size_t)rows);
+	for (int k = 0; k < w->in; k += K_STEP) {
+		int n = w->in - k < K_STEP ? w->in - k : K_STEP, n8 = n / LANES;
+
+		for (int o = 0; o < outs; o += OUT_TILE) {
+			for (int t = 0; t < OUT_TILE; t++) {
+				const uint8_t *src = (const uint8_t *)w->data + (size_t)(o0 + o + t) * row;
+
+				if (o + t >= outs)
+					memset(s->w[t], 0, sizeof(s->w[t]));
+				else if (w->kind == TD_W_BF16)
+					expand_bf16(s->w[t], (const uint16_t *)src + k, n);
+				else
+					expand_int4(s->w[t], src, w->in, w->group, k, n);
+			}
+			for (int r = 0; r < rows; r += ROW_TILE) {
+				float *acc = s->acc[r][o];
+				const float *xr = x + (size_t)r * ldx + k;
+				int left = rows - r;
+
+				if (left >= 3)
+					tile(acc, s->w[0], xr, ldx, n8, 3);
+				else if (left == 2)
+					tile(acc, s->w[0], xr, ldx, n8, 2);
+				else
+					tile(acc, s->w[0], xr, ldx, n8, 1);
+				if (n % LANES)
+					tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, left < ROW_TILE ? left : ROW_TILE);
+			}
+		}
+	}
+	for (int r = 0; r < rows; r++) {
+		float *y = td__row(&j->y, r0 + r) + o0;
+
+		for (int o = 0; o < outs; o++) {
+			float v = td__lanes((const td__v8 *)s->acc[r][o]);
+
+			y[o] = j->accumulate ? y[o] + v : v;
+		}
+	}
+}
+TD__DISPATCH(panel, (const struct job *j, struct scratch *s, int o0, int outs, int r0, int rows), (j, s, o0, outs, r0, rows))
+
+static void item(void *job, int i, int thread)
+{
+	const struct job *j = job;
+	int o0 = i % j->panels * PANEL, r0 = i / j->panels * ROW_GROUP;
+	int outs = j->w->out - o0, rows = j->x.rows - r0;
+
+	panel(j, j->dev->scratch[thread].mem, o0, outs < PANEL ? outs : PANEL, r0, rows < ROW_GROUP ? rows : ROW_GROUP);
+}
+
+void td__linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
+{
+	struct job job = { dev, x, y, w, accumulate, (w->out + PANEL - 1) / PANEL };
+
+	if (x.dtype != TD_F32 || y.dtype != TD_F32 || x.cols != w->in || y.cols != w->out || x.rows != y.rows) {
+		td__fail(dev, TD_E_INTERNAL, "linear: x (%d, %d), W (%d, %d), y (%d, %d) do not fit", x.rows, x.cols, w->out, w->in, y.rows, y.cols);
+		return;
+	}
+	if (x.rows <= 0 || td__scratch_need(dev, sizeof(struct scratch)))
+		return;
+	td__parallel(dev, job.panels * ((x.rows + ROW_GROUP - 1) / ROW_GROUP), 1, item, &job);
+}
