@@ -1,0 +1,74 @@
+/*
+ * command.h: what the sub-commands of `tandem` share: the connection, waiting with Ctrl-C, the sampling options, texts and JSON.
+ *
+ * A sub-command is int td_cmd_NAME(argc, argv) with argv[0] = its name; it returns the exit code. Results go to stdout, everything said to people
+ * to stderr. Ctrl-C ends the program, except inside td_call_generate() and in chat.
+ */
+#ifndef TD_COMMAND_H
+#define TD_COMMAND_H
+
+#include <jansson.h>
+
+#include "client/options.h"
+#include "client/tandem.h"
+
+int td_cmd_run(int argc, char **argv);
+int td_cmd_chat(int argc, char **argv);
+int td_cmd_status(int argc, char **argv);
+int td_cmd_tokenize(int argc, char **argv);
+int td_cmd_doctor(int argc, char **argv);
+int td_cmd_bench(int argc, char **argv);
+
+/* ---- common.c ---------------------------------------------------------------------------------------------------------------------- */
+
+/* One line on stderr: "tandem NAME: sentence". Returns the exit code that belongs to the error. */
+int td_say_error(const char *command, const struct tandem_error *e);
+int td_exit_code(const struct tandem_error *e);
+
+struct td_common { /* options of every command that talks to the daemon */
+	const char *socket, *tenant;
+};
+enum { TD_COMMON_OPTIONS = 4 };
+void td_common_options(struct td_common *c, struct td_option table[TD_COMMON_OPTIONS]);
+/* NULL after telling why (with *code). */
+struct tandem *td_common_connect(const struct td_common *c, const char *command, int *code);
+
+struct td_generation { /* options of what generates */
+	struct tandem_sampling sampling;
+	struct td_list stop, stop_id, bias;
+	int greedy;
+	int thinking; /* enum tandem_thinking */
+	uint32_t deadline_ms;
+};
+enum { TD_GENERATION_OPTIONS = 24 };
+void td_generation_options(struct td_generation *g, struct td_option table[TD_GENERATION_OPTIONS]);
+/* Turns the lists into g->sampling's arrays. 0, or -1 after telling what is wrong. */
+int td_generation_ready(struct td_generation *g, const char *command);
+void td_generation_finish(struct td_generation *g);
+
+/*
+ * Submits and waits for the end. Ctrl-C cancels the request (the end then comes as usual), a second one gives up at once. A lost connection is taken
+ * up again for some seconds. 0, or the code that is in *err; *t is closed and NULL when the connection is of no use any more.
+ */
+int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct tandem_error *err);
+
+/* All of stdin, malloc'd, NUL-terminated; NULL after telling why (NUL bytes, not readable, too large). */
+char *td_read_stdin(const char *command);
+/* The words joined by spaces, "-" standing for stdin's text on lines of its own; no words = stdin. NULL after telling why. */
+char *td_prompt_text(const struct td_list *words, const char *command);
+/* 0 after flushing stdout, or -1 after telling that it can't be written. */
+int td_flush_stdout(const char *command);
+
+/* ---- json.c: new references; NULL when out of memory ------------------------------------------------------------------------------- */
+
+json_t *td_json_finish(const struct tandem_finish *f);
+json_t *td_json_error(const struct tandem_error *e);
+json_t *td_json_ids(const int32_t *id, size_t n);
+json_t *td_json_logprobs(const struct tandem_delta *d);
+json_t *td_json_status(const struct tandem_status *s);
+/* One line on stdout; takes the reference. */
+void td_json_print(json_t *j, size_t flags);
+const char *td_reason_name(enum tandem_reason reason);
+double td_acceptance(uint64_t accepted, uint64_t cycles); /* mean acceptance length, 0 without cycles */
+
+#endif
