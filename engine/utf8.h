@@ -49,4 +49,33 @@ static inline size_t td_utf8_span(const uint8_t *p, size_t n)
 	return i;
 }
 
+/* ---- for the tokenizer, the detokenizer and the chat template (utf8.c) ------------------------------------------------------------- */
+
+/* The n bytes (1..4) taken as the start of a sequence: the length of the well-formed sequences that start so, 0 when there are none. */
+int td__utf8_prefix(const uint8_t *p, int n);
+
+/* Writes c (any scalar value) and returns its length, 1..4. */
+int td__utf8_put(uint32_t c, char *out);
+
+/* Reads one code point from well-formed text and returns its length. */
+static inline int td__utf8_get(const char *text, uint32_t *c)
+{
+	const uint8_t *p = (const uint8_t *)text;
+
+	if (p[0] < 0x80) {
+		*c = p[0];
+		return 1;
+	}
+	if (p[0] < 0xe0) {
+		*c = (uint32_t)(p[0] & 0x1f) << 6 | (p[1] & 0x3f);
+		return 2;
+	}
+	if (p[0] < 0xf0) {
+		*c = (uint32_t)(p[0] & 0x0f) << 12 | (uint32_t)(p[1] & 0x3f) << 6 | (p[2] & 0x3f);
+		return 3;
+	}
+	*c = (uint32_t)(p[0] & 0x07) << 18 | (uint32_t)(p[1] & 0x3f) << 12 | (uint32_t)(p[2] & 0x3f) << 6 | (p[3] & 0x3f);
+	return 4;
+}
+
 #endif

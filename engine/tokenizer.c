@@ -1,0 +1,103 @@
+/*
+ * tokenizer.c: text to ids, and what may be asked of a loaded tokenizer.
+ *
+ * A tokenizer is read-only after load; each td_encode makes its own working memory, so that one instance serves any number of threads. On an
+ * error nothing is appended. Text that isn't valid UTF-8 is refused here once, because everything below trusts it.
+ */
+#include "engine/tokenizer.h"
+
+#include <string.h>
+
+#include "engine/nfc.h"
+#include "engine/tokenizer_impl.h"
+
+enum { TEXT_MAX = 256 * 1024 * 1024 }; /* sizes below are 32-bit; normalization can triple a text */
+
+struct work {
+	struct td__nfc nfc;
+	struct td__split_work split;
+	struct td__bpe_work bpe;
+};
+
+int td_tokenizer_size(const struct td_tokenizer *t)
+{
+	return t->bpe.n_tokens;
+}
+
+int td_tokenizer_added(const struct td_tokenizer *t, const char *text)
+{
+	const struct td__added_token *found = td__added_exact(&t->added, text, strlen(text));
+
+	return found ? found->id : -1;
+}
+
+int td_tokenizer_is_special(const struct td_tokenizer *t, int id)
+{
+	return id >= 0 && id < t->bpe.n_tokens && (t->bpe.token[id].flags & TD__TOKEN_SPECIAL);
+}
+
+const char *td_token_bytes(const struct td_tokenizer *t, int id, size_t *n)
+{
+	*n = 0;
+	if (id < 0 || id >= t->bpe.n_tokens || !t->bpe.token[id].bytes)
+		return NULL;
+	*n = t->bpe.token[id].n;
+	return t->bpe.token[id].bytes;
+}
+
+/* Text between added tokens. */
+static int encode_plain(const struct td_tokenizer *t, struct work *w, const char *text, size_t n, struct td_ids *out, struct td_error *err)
+{
+	struct td__split_walk walk = {.split = t->split, .work = &w->split};
+	size_t start, end;
+	int more, code;
+
+	if (!n)
+		return 0;
+	if (t->nfc && (code = td__nfc_apply(&w->nfc, text, n, &text, &n, err)))
+		return code;
+	walk.text = text;
+	walk.n = n;
+	while ((more = td__split_next(&walk, &start, &end, err)) > 0)
+		if ((code = td__bpe_piece(&t->bpe, &w->bpe, text + start, end - start, out, err)))
+			return code;
+	return more;
+}
+
+static int encode_all(const struct td_tokenizer *t, struct work *w, const char *text, size_t n, int parse_added, struct td_ids *out,
+		      struct td_error *err)
+{
+	const struct td__added_token *found;
+	size_t from = 0, start;
+	int code;
+
+	while (parse_added && (found = td__added_find(&t->added, text, n, from, &start))) {
+		if ((code = encode_plain(t, w, text + from, start - from, out, err)) || (code = td__ids_push(out, found->id, err)))
+			return code;
+		from = start + found->n;
+	}
+	return encode_plain(t, w, text + from, n - from, out, err);
+}
+
+int td_encode(const struct td_tokenizer *t, const char *text, size_t n, int parse_added, struct td_ids *out, struct td_error *err)
+{
+	struct work w = {0};
+	size_t before = out->n;
+	int code;
+
+	if (!n)
+		return 0;
+	if (n > TEXT_MAX)
+		return td_error_set(err, TD_E_TOO_LARGE, "the text has %zu bytes, %d are the most that can be tokenized at once", n, TEXT_MAX);
+	if (!td_utf8_check(text, n))
+		return td_error_set(err, TD_E_INVALID, "the text is not valid UTF-8: send it as UTF-8, or as token ids");
+	code = td__split_work_init(&w.split, t->split, err);
+	if (!code)
+		code = encode_all(t, &w, text, n, parse_added, out, err);
+	if (code)
+		out->n = before;
+	td__nfc_finish(&w.nfc);
+	td__split_work_finish(&w.split);
+	td__bpe_work_finish(&w.bpe);
+	return code;
+}
