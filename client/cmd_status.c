@@ -126,6 +126,7 @@ int td_cmd_status(int argc, char **argv)
 	int json = 0, code;
 	struct td_option common[TD_COMMON_OPTIONS];
 	const struct td_option own[] = {
+		{TD_OPT_TITLE, .help = "Form:"},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object", &json, 1, NULL, 0},
 		{TD_OPT_SECONDS, "wait", 0, "SECONDS", "wait until the daemon is there and ready, so long at most", &wait_ms, 0, &waits, 1},
 		{TD_OPT_END},

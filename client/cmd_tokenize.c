@@ -181,6 +181,7 @@ int td_cmd_tokenize(int argc, char **argv)
 	struct tokenize o = {0};
 	struct td_option common[TD_COMMON_OPTIONS];
 	const struct td_option own[] = {
+		{TD_OPT_TITLE, .help = "Form:"},
 		{TD_OPT_FLAG, "ids", 0, NULL, "only the ids, on one line", &o.ids, 1, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object: n, ids", &o.json, 1, NULL, 0},
 		{TD_OPT_FLAG, "decode", 'd', NULL, "the other way: TEXT is ids, the output their text", &o.decode, 1, NULL, 0},
