@@ -186,19 +186,21 @@ TD__INLINE void panel_body(const struct job *j, struct scratch *s, int o0, int o
 				else
 					expand_int4(s->w[t], src, w->in, w->group, k, n);
 			}
-			for (int r = 0; r < rows; r += ROW_TILE) {
+			for (int r = 0, take; r < rows; r += take) {
 				float *acc = s->acc[r][o];
 				const float *xr = x + (size_t)r * ldx + k;
 				int left = rows - r;
 
-				if (left >= 3)
+				/* Four rows are two and two: a lone row leaves the multipliers waiting for its sums. */
+				take = left == 4 ? 2 : left < ROW_TILE ? left : ROW_TILE;
+				if (take == 3)
 					tile(acc, s->w[0], xr, ldx, n8, 3);
-				else if (left == 2)
+				else if (take == 2)
 					tile(acc, s->w[0], xr, ldx, n8, 2);
 				else
 					tile(acc, s->w[0], xr, ldx, n8, 1);
 				if (n % LANES)
-					tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, left < ROW_TILE ? left : ROW_TILE);
+					tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, take);
 			}
 		}
 	}

@@ -1,0 +1,206 @@
+/*
+ * test_k_linear.c: y = W x against double precision for BF16 and INT4, and row invariance: a row's bits do not depend on the number of rows, its
+ * place, the leading dimensions, the threads, or where in a fused map its outputs stand.
+ */
+#include "k_common.h"
+
+struct map {
+	struct td_linear w;
+	double *dense; /* (out, in) */
+	uint32_t *words;
+	uint16_t *scales, *bf16;
+};
+
+static void map_make(struct td_dev *dev, enum td_weight_kind kind, int out, int in, int group, struct map *m)
+{
+	struct td_error err = { 0 };
+	struct td_linear_part part[2];
+	size_t bytes = ops->pack_bytes(kind, out, in, group);
+	int first = out / 3; /* two parts, unequal */
+
+	memset(m, 0, sizeof(*m));
+	m->dense = malloc((size_t)out * (size_t)in * sizeof(double));
+	m->words = malloc((size_t)out * (size_t)in / 2 + 4);
+	m->scales = malloc((size_t)out * (size_t)(in / (group ? group : in)) * 2);
+	m->bf16 = malloc((size_t)out * (size_t)in * 2);
+	for (int o = 0; o < out; o++)
+		for (int k = 0; k < in; k++) {
+			size_t at = (size_t)o * (size_t)in + (size_t)k;
+
+			if (kind == TD_W_BF16) {
+				m->bf16[at] = k_bf16(k_uniform(-1, 1));
+				m->dense[at] = k_from_bf16(m->bf16[at]);
+				continue;
+			}
+			if (k % 8 == 0)
+				m->words[at / 8] = (uint32_t)k_random();
+			if (k % group == 0)
+				m->scales[at / (size_t)group] = k_bf16(k_uniform(-0.2f, 0.2f));
+			m->dense[at] = ((int)(m->words[at / 8] >> 4 * (k % 8) & 15) - 8) * (double)k_from_bf16(m->scales[at / (size_t)group]);
+		}
+	m->w = (struct td_linear){ kind, in, out, group, ops->alloc(dev, bytes, &err) };
+	assert_non_null(m->w.data);
+	assert_true(bytes > 0);
+	part[0] = (struct td_linear_part){ first, kind == TD_W_BF16 ? (void *)m->bf16 : (void *)m->words, m->scales };
+	part[1] = part[0];
+	part[1].out = out - first;
+	if (kind == TD_W_BF16) {
+		part[1].weight = m->bf16 + (size_t)first * (size_t)in;
+	} else {
+		part[1].weight = m->words + (size_t)first * (size_t)in / 8;
+		part[1].scale = m->scales + (size_t)first * (size_t)(in / group);
+	}
+	if (ops->pack(dev, &m->w, part, 2, &err))
+		fail_msg("pack: %s", err.text);
+}
+
+static void map_free(struct td_dev *dev, struct map *m)
+{
+	ops->free(dev, m->w.data);
+	free(m->dense);
+	free(m->words);
+	free(m->scales);
+	free(m->bf16);
+}
+
+static void against_double(struct td_dev *dev, const struct map *m, int rows)
+{
+	struct td_tensor x = k_random_tensor(rows, m->w.in, 3), y = k_random_tensor(rows, m->w.out, 5), before = k_tensor(rows, m->w.out, 5);
+
+	memcpy(before.data, y.data, (size_t)rows * (size_t)y.ld * sizeof(float));
+	for (int accumulate = 1; accumulate >= 0; accumulate--) {
+		ops->linear(dev, x, &m->w, y, accumulate);
+		for (int r = 0; r < rows; r++)
+			for (int o = 0; o < m->w.out; o++) {
+				double sum = accumulate ? k_row(before, r)[o] : 0, size = 0;
+
+				for (int k = 0; k < m->w.in; k++) {
+					double p = m->dense[(size_t)o * (size_t)m->w.in + (size_t)k] * k_row(x, r)[k];
+
+					sum += p;
+					size += fabs(p);
+				}
+				k_near("linear", (long)r * m->w.out + o, k_row(y, r)[o], sum, 1e-6 + 3e-7 * size);
+			}
+		/* What lies between the rows is not ours. */
+		for (int r = 0; r < rows; r++)
+			k_same_bits("between rows", k_row(y, r) + m->w.out, k_row(before, r) + m->w.out, 5);
+	}
+	free(x.data);
+	free(y.data);
+	free(before.data);
+}
+
+static void values(void **state)
+{
+	static const struct { enum td_weight_kind kind; int out, in, group; } shape[] = {
+		{ TD_W_INT4, 37, 512, 32 }, { TD_W_INT4, 131, 1024, 128 }, { TD_W_INT4, 1, 1536, 32 }, { TD_W_INT4, 67, 2560, 128 },
+		{ TD_W_INT4, 33, 9216, 128 }, { TD_W_INT4, 5, 48, 24 }, { TD_W_INT4, 7, 8, 8 }, { TD_W_INT4, 9, 640, 640 },
+		{ TD_W_BF16, 129, 512, 0 }, { TD_W_BF16, 16, 2560, 0 }, { TD_W_BF16, 3, 20, 0 }, { TD_W_BF16, 5, 517, 0 }, { TD_W_BF16, 2, 1, 0 },
+	};
+	struct td_dev *dev = k_open(2);
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(shape) / sizeof(shape[0]); i++) {
+		struct map m;
+
+		map_make(dev, shape[i].kind, shape[i].out, shape[i].in, shape[i].group, &m);
+		against_double(dev, &m, 1);
+		against_double(dev, &m, 5);
+		against_double(dev, &m, 50);
+		map_free(dev, &m);
+	}
+	k_close(dev);
+}
+
+/* Every row alone on one thread is the reference; then 1..40 rows on two threads, each row at a place that moves. */
+static void one_shape(enum td_weight_kind kind, int out, int in, int group)
+{
+	enum { MAX = 40 };
+	struct td_dev *one = k_open(1), *two = k_open(2);
+	struct td_tensor x = k_random_tensor(MAX, in, 0), want = k_tensor(MAX, out, 0);
+	struct map m;
+	char what[96];
+
+	map_make(one, kind, out, in, group, &m);
+	for (int r = 0; r < MAX; r++)
+		ops->linear(one, td_rows(x, r, 1), &m.w, td_rows(want, r, 1), 0);
+	for (int rows = 1; rows <= MAX; rows += in > 2000 ? 3 : 1) {
+		struct td_tensor mixed = k_tensor(rows, in, 8), y = k_tensor(rows, out, 1);
+
+		for (int r = 0; r < rows; r++)
+			memcpy(k_row(mixed, r), k_row(x, (r * 7 + rows) % MAX), (size_t)in * sizeof(float));
+		ops->linear(two, mixed, &m.w, y, 0);
+		snprintf(what, sizeof(what), "%d x %d, group %d, in a batch of %d", out, in, group, rows);
+		for (int r = 0; r < rows; r++)
+			k_same_bits(what, k_row(y, r), k_row(want, (r * 7 + rows) % MAX), out);
+		free(mixed.data);
+		free(y.data);
+	}
+	/* A range of rows of the map is a map with the same results (drafter: k|v inside q|k|v). */
+	if (out > 12) {
+		struct td_linear part = m.w;
+		struct td_tensor y = k_tensor(3, out - 11, 0);
+
+		part.out = out - 11;
+		part.data = (char *)m.w.data + ops->pack_bytes(kind, 11, in, group);
+		ops->linear(two, td_rows(x, 0, 3), &part, y, 0);
+		for (int r = 0; r < 3; r++)
+			k_same_bits("row range of the map", k_row(y, r), k_row(want, r) + 11, out - 11);
+		free(y.data);
+	}
+	map_free(one, &m);
+	free(x.data);
+	free(want.data);
+	k_close(one);
+	k_close(two);
+}
+
+static void row_invariance(void **state)
+{
+	static const int in[] = { 512, 1024, 1536, 2560, 9216 };
+
+	(void)state;
+	for (int i = 0; i < 5; i++) {
+		one_shape(TD_W_INT4, 37, in[i], 32);
+		one_shape(TD_W_INT4, 67, in[i], 128);
+		one_shape(TD_W_BF16, 35, in[i], 0);
+	}
+	one_shape(TD_W_BF16, 13, 517, 0);
+}
+
+static void bad_input(void **state)
+{
+	struct td_dev *dev = k_open(1);
+	struct td_error err = { 0 };
+	struct td_linear w = { TD_W_INT4, 60, 4, 32, NULL };
+	struct td_linear_part part = { 4, NULL, NULL };
+	struct td_tensor x = k_tensor(2, 64, 0), y = k_tensor(2, 4, 0);
+
+	(void)state;
+	assert_int_equal(ops->pack_bytes(TD_W_INT4, 4, 60, 32), 0); /* the group does not divide the columns */
+	assert_int_equal(ops->pack_bytes(TD_W_INT4, 4, 64, 12), 0); /* groups of part words */
+	assert_int_equal(ops->pack_bytes(TD_W_INT4, 0, 64, 32), 0);
+	assert_int_equal(ops->pack(dev, &w, &part, 1, &err), TD_E_UNSUPPORTED);
+	assert_non_null(strstr(err.text, "4 x 60"));
+	w.in = 64;
+	part.out = 3; /* parts do not add up */
+	assert_int_equal(ops->pack(dev, &w, &part, 1, &err), TD_E_UNSUPPORTED);
+	/* shapes that do not fit: nothing is written, sync tells */
+	w.in = 32;
+	k_row(y, 0)[0] = 7;
+	ops->linear(dev, x, &w, y, 0);
+	assert_true(k_row(y, 0)[0] == 7);
+	assert_int_equal(ops->sync(dev, &err), TD_E_INTERNAL);
+	assert_non_null(strstr(err.text, "linear"));
+	ops->close(dev);
+	free(x.data);
+	free(y.data);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(values), cmocka_unit_test(row_invariance), cmocka_unit_test(bad_input) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
