@@ -272,8 +272,6 @@ struct td_ops {
 
 	/* token counts of a slot: (S, V) uint16, bit 15 = in the prompt, low bits = times in the output. Zeroes, then marks n prompt ids. */
 	void (*counts_reset)(struct td_dev *, uint16_t *counts /* of the slot, (V) */, int vocab, const int32_t *ids /* device */, int n);
-	/* marks n more prompt ids */
-	void (*counts_mark)(struct td_dev *, uint16_t *counts, const int32_t *ids /* device */, int n);
 	/* adds n output tokens (after a crash: those committed before) */
 	void (*counts_add)(struct td_dev *, uint16_t *counts, const int32_t *ids /* device */, int n);
 

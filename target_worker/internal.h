@@ -50,7 +50,7 @@ struct td_target {
 	struct td_gdn_state *gdn; /* per layer */
 	void *cache; /* the one allocation behind kv and gdn */
 
-	int32_t *ids; /* device (rows_max) */
+	int32_t *ids; /* device (max of rows_max, context): of a step, or of a prompt to be counted */
 	struct td_tensor x, norm, wide, ba, mixed, gate_up, inner; /* activations, (rows_max, ...) */
 	struct td_tensor picked, picked_norm, logits; /* (block_rows, ...) */
 	struct td_sampling *sampling; /* device (slots) */

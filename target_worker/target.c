@@ -87,7 +87,7 @@ static int take_cache(struct td_target *t, struct td_error *err)
 		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
 	t->cache = t->ops->alloc(t->dev, td_target_cache_bytes(&t->o), err);
 	t->table = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)t->n_slots * (size_t)t->max_pages, err);
-	t->ids = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)t->rows_max, err);
+	t->ids = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)max(t->rows_max, t->shm->cfg.context), err);
 	t->verdict = t->ops->alloc(t->dev, sizeof(*t->verdict) * (size_t)t->n_slots, err);
 	t->sampling = t->ops->alloc(t->dev, sizeof(*t->sampling) * (size_t)t->n_slots, err);
 	if (!t->cache || !t->table || !t->ids || !t->verdict || !t->sampling)
@@ -166,21 +166,11 @@ static void zero_state(struct td_target *t, int slot)
 static void count_tokens(struct td_target *t, int slot, const int32_t *ids, int n_prompt, int n_tokens)
 {
 	uint16_t *counts = t->o.exchange.counts + (size_t)slot * (size_t)t->shm->cfg.vocab;
-	int first = 1;
 
-	for (int at = 0; at < n_tokens;) {
-		int prompt = at < n_prompt, end = prompt ? n_prompt : n_tokens, n = end - at < t->rows_max ? end - at : t->rows_max;
-
-		t->ops->upload(t->dev, t->ids, ids + at, sizeof(int32_t) * (size_t)n);
-		if (first)
-			t->ops->counts_reset(t->dev, counts, t->shm->cfg.vocab, t->ids, n);
-		else if (prompt)
-			t->ops->counts_mark(t->dev, counts, t->ids, n);
-		else
-			t->ops->counts_add(t->dev, counts, t->ids, n);
-		first = 0;
-		at += n;
-	}
+	t->ops->upload(t->dev, t->ids, ids, sizeof(int32_t) * (size_t)n_tokens);
+	t->ops->counts_reset(t->dev, counts, t->shm->cfg.vocab, t->ids, n_prompt);
+	if (n_tokens > n_prompt)
+		t->ops->counts_add(t->dev, counts, t->ids + n_prompt, n_tokens - n_prompt);
 }
 
 /* What tandemd wrote is checked again here: a worker must not index by a value that it did not check. */
