@@ -350,6 +350,10 @@ void td__gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_sta
 			td__fail(dev, TD_E_INTERNAL, "gdn: %d rows to replay and %d new ones in a ring of %d", s->replay, s->rows, TD_BLOCK_MAX);
 			return;
 		}
+		if (s->pos0 < 0 || s->row0 < 0 || s->rows < 0 || s->row0 + s->rows > qkvz.rows) {
+			td__fail(dev, TD_E_INTERNAL, "gdn: rows %d to %d of %d", s->row0, s->row0 + s->rows, qkvz.rows);
+			return;
+		}
 	}
 	job.group = w->v_heads / w->k_heads;
 	job.local = 2 * w->k_dim + job.group * w->v_dim;
