@@ -110,6 +110,15 @@ static inline uint64_t fake_expect_tag(struct fake *f, Tandem__ClientMessage__Bo
 	return tag;
 }
 
+/* Until the client hangs up, whatever it says. */
+static inline void fake_drain(struct fake *f)
+{
+	Tandem__ClientMessage *m;
+
+	while ((m = fake_recv(f)))
+		td_client_message_free(m);
+}
+
 static inline void fake_hangup(struct fake *f)
 {
 	if (f->fd >= 0)
@@ -307,7 +316,7 @@ static inline struct tandem_handler seen_handler(struct seen *s)
 	return (struct tandem_handler){.ctx = s, .accepted = seen_accepted, .delta = seen_delta, .finish = seen_finish, .error = seen_error};
 }
 
-/* Runs the event-loop form until *done or an error. */
+/* Runs the event-loop form until *done (0), even when the daemon hung up right after, or an error. */
 static inline int pump(struct tandem *t, const int *done, struct tandem_error *err)
 {
 	int rc = 0;
@@ -319,7 +328,7 @@ static inline int pump(struct tandem *t, const int *done, struct tandem_error *e
 		if (!*done)
 			poll(&p, 1, tandem_timeout_ms(t));
 	}
-	return rc;
+	return *done ? 0 : rc;
 }
 
 #endif

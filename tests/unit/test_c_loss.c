@@ -1,0 +1,282 @@
+/*
+ * test_c_loss.c: the connection is lost: answers that had begun are resumed without gap or repetition, what was not accepted is sent again, and
+ * where nothing can be done the caller hears of it once.
+ */
+#include "tests/unit/fake_daemon.h"
+
+static const struct tandem_request plain = {.prompt = {.text = "hello"}};
+static const struct tandem_options retry = {.retry_ms = 3000, .timeout_ms = 1000};
+
+static void script_resume(struct fake *f)
+{
+	Tandem__ClientMessage *m;
+	uint64_t tag;
+	int i;
+
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_accepted(f, tag, 41, "secret");
+	fake_delta(f, tag, 0, 3, "one ");
+	for (i = 0; i < 2; i++) {
+		fake_greet(f); /* hangs up on the old one first */
+		m = fake_expect(f, TANDEM__CLIENT_MESSAGE__BODY_RESUME);
+		FAKE_CHECK(m->resume->request == 41 && m->resume->key.len == 6 && !memcmp(m->resume->key.data, "secret", 6));
+		FAKE_CHECK(m->resume->position == (i ? 5 : 3));
+		tag = m->tag;
+		td_client_message_free(m);
+		fake_accepted(f, tag, 41, "secret");
+		if (!i)
+			fake_delta(f, tag, 3, 2, "two ");
+	}
+	fake_delta(f, tag, 5, 1, "three");
+	fake_finish(f, tag, TANDEM__FINISH_REASON__STOP, 6);
+	FAKE_CHECK(!fake_recv(f));
+}
+
+static void check_resumed(const struct seen *s)
+{
+	assert_int_equal(s->accepted, 1);
+	assert_int_equal(s->n_ids, 6);
+	assert_string_equal(s->text, "one two three");
+	assert_int_equal(s->finished, 1);
+	assert_int_equal(s->failed, 0);
+	assert_int_equal(s->finish.resumes, 2);
+}
+
+static void test_resume_blocking(void **state)
+{
+	struct fake f = {0};
+	struct seen s = {0};
+	struct tandem_handler h = seen_handler(&s);
+	struct tandem_error err;
+	struct tandem *t;
+
+	(void)state;
+	fake_start(&f, script_resume);
+	t = tandem_connect(f.path, &retry, &err);
+	assert_non_null(t);
+	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
+	check_resumed(&s);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+static void test_resume_event_loop(void **state)
+{
+	struct fake f = {0};
+	struct seen s = {0};
+	struct tandem_handler h = seen_handler(&s);
+	struct tandem_error err;
+	struct tandem *t;
+	int lost = 0;
+
+	(void)state;
+	fake_start(&f, script_resume);
+	t = tandem_connect(f.path, NULL, &err);
+	assert_non_null(t);
+	assert_true(tandem_submit(t, &plain, &h, &err) != 0);
+	while (pump(t, &s.finished, &err)) {
+		assert_int_equal(err.code, TANDEM_E_CLOSED);
+		assert_int_equal(tandem_fd(t), -1);
+		assert_int_equal(tandem_want(t), 0);
+		assert_int_equal(tandem_process(t, &err), TANDEM_E_CLOSED); /* and stays so */
+		assert_int_equal(tandem_reconnect(t, &err), 0);
+		lost++;
+	}
+	assert_int_equal(lost, 2);
+	check_resumed(&s);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+static void script_not_accepted(struct fake *f)
+{
+	uint64_t first, again;
+
+	fake_greet(f);
+	first = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_greet(f);
+	again = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	FAKE_CHECK(first == again);
+	fake_accepted(f, again, 1, "k");
+	fake_finish(f, again, TANDEM__FINISH_REASON__STOP, 0);
+}
+
+static void test_not_accepted_is_sent_again(void **state)
+{
+	struct fake f = {0};
+	struct seen s = {0};
+	struct tandem_handler h = seen_handler(&s);
+	struct tandem_error err;
+	struct tandem *t;
+
+	(void)state;
+	fake_start(&f, script_not_accepted);
+	t = tandem_connect(f.path, &retry, &err);
+	assert_non_null(t);
+	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
+	assert_int_equal(s.finished, 1);
+	assert_int_equal(s.finish.resumes, 0);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+static void script_dies(struct fake *f)
+{
+	uint64_t tag;
+
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_accepted(f, tag, 1, "k");
+	fake_delta(f, tag, 0, 1, "a");
+	fake_raw(f, "\x20\0\0\0half", 8); /* in the middle of a frame */
+	close(f->listener);
+	f->listener = -1;
+}
+
+static void dies(const struct tandem_options *o)
+{
+	struct fake f = {0};
+	struct seen s = {0};
+	struct tandem_handler h = seen_handler(&s);
+	struct tandem_error err;
+	struct tandem *t;
+
+	fake_start(&f, script_dies);
+	t = tandem_connect(f.path, o, &err);
+	assert_non_null(t);
+	assert_int_not_equal(tandem_generate(t, &plain, &h, &err), 0);
+	assert_int_equal(err.code, o ? TANDEM_E_NOT_FOUND : TANDEM_E_CLOSED);
+	assert_int_equal(s.failed, 1);
+	assert_string_equal(s.text, "a");
+	assert_int_not_equal(tandem_reconnect(t, &err), 0);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+static void test_daemon_dies(void **state)
+{
+	const struct tandem_options brief = {.retry_ms = 100, .timeout_ms = 100};
+
+	(void)state;
+	dies(NULL);
+	dies(&brief);
+}
+
+static void script_refused(struct fake *f)
+{
+	uint64_t tag;
+
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_accepted(f, tag, 1, "k");
+	fake_delta(f, tag, 0, 1, "a");
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_RESUME);
+	fake_error(f, tag, "not_found", "no such request", 0);
+}
+
+static void test_resume_refused(void **state)
+{
+	struct fake f = {0};
+	struct seen s = {0};
+	struct tandem_handler h = seen_handler(&s);
+	struct tandem_error err;
+	struct tandem *t;
+
+	(void)state;
+	fake_start(&f, script_refused);
+	t = tandem_connect(f.path, &retry, &err);
+	assert_non_null(t);
+	assert_int_equal(tandem_generate(t, &plain, &h, &err), TANDEM_E_NOT_FOUND);
+	assert_string_equal(err.text, "no such request");
+	assert_int_equal(s.failed, 1);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+static uint32_t resumed_at;
+
+static void script_wrong_place(struct fake *f)
+{
+	uint64_t tag;
+
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_accepted(f, tag, 1, "k");
+	fake_delta(f, tag, 0, 3, "abc");
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_RESUME);
+	fake_delta(f, tag, resumed_at, 1, "?");
+}
+
+static void test_wrong_place_is_refused(void **state)
+{
+	struct fake f = {0};
+	struct tandem_error err;
+	struct tandem *t;
+
+	(void)state;
+	for (resumed_at = 2; resumed_at <= 4; resumed_at += 2) { /* repetition, gap */
+		struct seen s = {0};
+		struct tandem_handler h = seen_handler(&s);
+
+		fake_start(&f, script_wrong_place);
+		t = tandem_connect(f.path, &retry, &err);
+		assert_non_null(t);
+		assert_int_equal(tandem_generate(t, &plain, &h, &err), TANDEM_E_PROTOCOL);
+		assert_string_equal(s.text, "abc");
+		tandem_close(t);
+		fake_stop(&f);
+	}
+}
+
+static void script_hangup_while_cancelling(struct fake *f)
+{
+	uint64_t tag;
+
+	fake_greet(f);
+	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	fake_accepted(f, tag, 1, "k");
+	fake_delta(f, tag, 0, 1, "a");
+	fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_CANCEL);
+}
+
+static void test_cancel_then_loss(void **state)
+{
+	struct fake f = {0};
+	struct seen s = {.cancel_at = 1}, late = {0};
+	struct tandem_handler h = seen_handler(&s), hl = seen_handler(&late);
+	struct tandem_error err;
+	struct tandem *t;
+	uint64_t call;
+
+	(void)state;
+	fake_start(&f, script_hangup_while_cancelling);
+	t = tandem_connect(f.path, NULL, &err);
+	assert_non_null(t);
+	assert_true(tandem_submit(t, &plain, &h, &err) != 0);
+	assert_int_equal(pump(t, &s.failed, &err), TANDEM_E_CLOSED);
+	assert_int_equal(s.failed, 1);
+	assert_int_equal(s.error.code, TANDEM_E_CANCELLED);
+	/* Submitted and cancelled while lost: ends at the next process. */
+	call = tandem_submit(t, &plain, &hl, &err);
+	assert_true(call != 0);
+	assert_int_equal(tandem_cancel(t, call, &err), 0);
+	assert_int_equal(late.failed, 0);
+	assert_int_equal(tandem_process(t, &err), TANDEM_E_CLOSED);
+	assert_int_equal(late.failed, 1);
+	tandem_close(t);
+	fake_stop(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_resume_blocking), cmocka_unit_test(test_resume_event_loop), cmocka_unit_test(test_not_accepted_is_sent_again),
+		cmocka_unit_test(test_daemon_dies),	cmocka_unit_test(test_resume_refused),	  cmocka_unit_test(test_wrong_place_is_refused),
+		cmocka_unit_test(test_cancel_then_loss),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
