@@ -1,0 +1,401 @@
+/*
+ * config.c: settings: one table that the INI file, the options and --help read.
+ *
+ * Order: defaults, file, options; the last one said counts. A setting is checked where it is said, so that the message can name file and line.
+ * What depends on the model (the context's maximum, whether the drafter fits) is checked by model.c.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <ini.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "engine/log.h"
+
+#define DEFAULT_FILE "/etc/tandem/tandem.ini"
+
+enum kind { TEXT, INT, SIZE, REAL, MODE, LEVEL };
+
+struct setting {
+	const char *section, *key;
+	enum kind kind;
+	size_t offset;
+	double lo, hi;
+	const char *def; /* NULL: none, or computed */
+	const char *help;
+	const char *choice; /* TEXT: allowed values, by '|' */
+};
+
+#define AT(field) offsetof(struct td_daemon_config, field)
+static const struct setting settings[] = {
+	{"tandem", "socket", TEXT, AT(socket), 0, 0, NULL, "where clients connect", NULL},
+	{"tandem", "socket_mode", MODE, AT(socket_mode), 0, 0777, "0660", "its permissions, octal", NULL},
+	{"tandem", "runtime_dir", TEXT, AT(runtime_dir), 0, 0, NULL, "folder for the lock and the workers' control sockets; one daemon each", NULL},
+	{"tandem", "log_file", TEXT, AT(log_file), 0, 0, "", "log to this file as well as to stderr; SIGHUP reopens it", NULL},
+	{"tandem", "log_level", LEVEL, AT(log_level), 0, 0, "info", "debug, info, warn or error", NULL},
+	{"tandem", "max_connections", INT, AT(max_connections), 1, 65536, "512", "more are answered with an error", NULL},
+	{"tandem", "handshake_s", INT, AT(handshake_s), 1, 3600, "10", "a connection that has not said Hello by then is closed", NULL},
+	{"tandem", "drain_s", INT, AT(drain_s), 0, 86400, "30", "on SIGTERM running requests may go on so long; a second signal ends at once", NULL},
+	{"tandem", "resume_s", INT, AT(resume_s), 0, 86400, "60", "a request can be resumed so long after it ended or its client vanished", NULL},
+	{"model", "target", TEXT, AT(target), 0, 0, "", "folder of the model; must be set", NULL},
+	{"model", "drafter", TEXT, AT(drafter), 0, 0, "", "folder of its drafter, or none: plain decoding; must be set", NULL},
+	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder", NULL},
+	{"model", "name", TEXT, AT(name), 0, 0, "", "what clients are told; empty: name of the target's folder", NULL},
+	{"model", "thinking", TEXT, AT(thinking), 0, 0, "auto", "for chats that do not say: auto is on from 4B up, as the models are published", "auto|on|off"},
+	{"engine", "device", TEXT, AT(device), 0, 0, "auto", "auto: the GPU where one and the CUDA module are there", "auto|cpu|cuda"},
+	{"engine", "slots", INT, AT(slots), 1, TD_SLOTS_MAX, "4", "requests that run at once", NULL},
+	{"engine", "context", INT, AT(context), TD_PAGE, 1 << 22, "auto", "tokens of prompt and answer together, a multiple of 64; auto: the model's, at most 4096", NULL},
+	{"engine", "kv_tokens", INT, AT(kv_tokens), TD_PAGE, 1 << 28, "auto", "tokens of cache for all slots; auto: slots * context", NULL},
+	{"engine", "chunk", INT, AT(chunk), 64, 65536, "256", "prompt tokens of one step, a multiple of 64", NULL},
+	{"engine", "draft_tokens", INT, AT(draft_tokens), 0, TD_DRAFT_MAX, "auto", "drafts per step; auto: the drafter's block - 1; 0: no speculation", NULL},
+	{"engine", "threads", INT, AT(threads), 0, 1024, "0", "of each worker on the CPU; 0: one per processor", NULL},
+	{"engine", "target_worker", TEXT, AT(target_worker), 0, 0, "", "executable; empty: tandem-target beside tandemd", NULL},
+	{"engine", "drafter_worker", TEXT, AT(drafter_worker), 0, 0, "", "executable; empty: tandem-drafter beside tandemd", NULL},
+	{"engine", "watchdog_s", INT, AT(watchdog_s), 1, 86400, "20", "a worker that has work and makes no progress for so long is replaced", NULL},
+	{"engine", "load_timeout_s", INT, AT(load_timeout_s), 1, 86400, "120", "the same while it loads", NULL},
+	{"limits", "queue", INT, AT(queue), 0, 1000000, "256", "requests that may wait for a slot", NULL},
+	{"limits", "output_buffer", SIZE, AT(output_buffer), 4096, 1 << 30, "4M", "bytes that may wait for a client's reading before its requests pause", NULL},
+	{"limits", "slow_reader_s", INT, AT(slow_reader_s), 1, 86400, "60", "a client that leaves its buffer full for so long is dropped", NULL},
+	{"limits", "max_frame", SIZE, AT(max_frame), 65536, 1 << 30, "8M", "largest message of a client, bytes", NULL},
+	{"limits", "resume_memory", SIZE, AT(resume_memory), 0, 1LL << 40, "64M", "bytes of ended requests kept for Resume; the oldest go first", NULL},
+	{"defaults", "temperature", REAL, AT(temperature), 0, 100, "0", "of requests that do not say; 0: greedy", NULL},
+	{"defaults", "top_k", INT, AT(top_k), 0, INT_MAX, "0", "0: off", NULL},
+	{"defaults", "top_p", REAL, AT(top_p), 1e-6, 1, "1", "", NULL},
+	{"defaults", "min_p", REAL, AT(min_p), 0, 0.999999, "0", "", NULL},
+	{"defaults", "repetition_penalty", REAL, AT(repetition_penalty), 0.01, 10, "1", "", NULL},
+	{"defaults", "presence_penalty", REAL, AT(presence_penalty), -2, 2, "0", "", NULL},
+	{"defaults", "frequency_penalty", REAL, AT(frequency_penalty), -2, 2, "0", "", NULL},
+	{"defaults", "max_tokens", INT, AT(max_tokens), 0, 1 << 22, "0", "0: to the end of the context", NULL},
+};
+enum { N_SETTINGS = sizeof(settings) / sizeof(settings[0]) };
+
+/* ---- one value --------------------------------------------------------------------------------------------------------------------- */
+
+static int bad_value(const struct setting *s, const char *value, const char *want, struct td_error *err)
+{
+	return td_error_set(err, TD_E_INVALID, "%s.%s = %s: must be %s", s->section, s->key, value, want);
+}
+
+static int set_text(const struct setting *s, char **field, const char *value, struct td_error *err)
+{
+	char *copy;
+
+	if (s->choice) {
+		size_t n = strlen(value);
+		const char *p = s->choice;
+		int known = 0;
+
+		while (*p) {
+			size_t k = strcspn(p, "|");
+
+			known |= k == n && !memcmp(p, value, n);
+			p += k + (p[k] == '|');
+		}
+		if (!known)
+			return bad_value(s, value, s->choice, err);
+	}
+	copy = strdup(value);
+	if (!copy)
+		return td_error_set(err, TD_E_NOMEM, "out of memory");
+	free(*field);
+	*field = copy;
+	return 0;
+}
+
+static int set_number(const struct setting *s, void *field, const char *value, struct td_error *err)
+{
+	char want[96], *end;
+	double x, scale = 1;
+
+	snprintf(want, sizeof(want), s->kind == REAL ? "a number from %.6g to %.6g" : "a whole number from %.0f to %.0f", s->lo, s->hi);
+	if (s->def && !strcmp(s->def, "auto")) {
+		snprintf(want + strlen(want), sizeof(want) - strlen(want), ", or auto");
+		if (!strcmp(value, "auto")) {
+			*(int *)field = TD_AUTO;
+			return 0;
+		}
+	}
+	errno = 0;
+	x = strtod(value, &end);
+	if (end == value || errno || !isfinite(x))
+		return bad_value(s, value, want, err);
+	if (s->kind == SIZE && *end) {
+		const char *unit = strchr("KMG", toupper((unsigned char)*end));
+
+		if (unit && !end[1]) {
+			scale = *unit == 'K' ? 1 << 10 : *unit == 'M' ? 1 << 20 : 1 << 30;
+			end++;
+		}
+	}
+	x *= scale;
+	if (*end || x < s->lo || x > s->hi || (s->kind != REAL && x != floor(x)))
+		return bad_value(s, value, want, err);
+	if (s->kind == REAL)
+		*(double *)field = x;
+	else if (s->kind == SIZE)
+		*(int64_t *)field = (int64_t)x;
+	else
+		*(int *)field = (int)x;
+	return 0;
+}
+
+static int set(struct td_daemon_config *c, const struct setting *s, const char *value, struct td_error *err)
+{
+	void *field = (char *)c + s->offset;
+	char *end;
+	long mode;
+
+	switch (s->kind) {
+	case TEXT:
+		return set_text(s, field, value, err);
+	case MODE:
+		mode = strtol(value, &end, 8);
+		if (end == value || *end || mode < 0 || mode > 0777)
+			return bad_value(s, value, "octal permissions such as 0660", err);
+		*(int *)field = (int)mode;
+		return 0;
+	case LEVEL:
+		*(int *)field = td_log_level_parse(value);
+		return *(int *)field < 0 ? bad_value(s, value, "debug, info, warn or error", err) : 0;
+	default:
+		return set_number(s, field, value, err);
+	}
+}
+
+static int set_by_name(struct td_daemon_config *c, const char *section, size_t n_section, const char *key, size_t n_key, const char *value,
+		       struct td_error *err)
+{
+	for (int i = 0; i < N_SETTINGS; i++) {
+		const struct setting *s = &settings[i];
+
+		if (strlen(s->section) == n_section && !memcmp(s->section, section, n_section) && strlen(s->key) == n_key && !memcmp(s->key, key, n_key))
+			return set(c, s, value, err);
+	}
+	return td_error_set(err, TD_E_INVALID, "unknown setting %.*s.%.*s; tandemd --help lists them", (int)n_section, section, (int)n_key, key);
+}
+
+/* ---- file -------------------------------------------------------------------------------------------------------------------------- */
+
+struct file {
+	FILE *f;
+	struct td_daemon_config *c;
+	struct td_error *err;
+	int line, too_long, rc;
+};
+
+/* inih cuts lines at its buffer's size and goes on with the rest as a new line: that must not pass unseen. */
+static char *read_line(char *buf, int size, void *ctx)
+{
+	struct file *f = ctx;
+	char *line = f->rc ? NULL : fgets(buf, size, f->f);
+
+	if (!line)
+		return NULL;
+	f->line++;
+	if (!strchr(line, '\n') && !feof(f->f)) {
+		f->too_long = size - 2;
+		return NULL;
+	}
+	return line;
+}
+
+static int take_pair(void *ctx, const char *section, const char *name, const char *value)
+{
+	struct file *f = ctx;
+
+	f->rc = set_by_name(f->c, section, strlen(section), name, strlen(name), value, f->err);
+	return f->rc == 0;
+}
+
+static int load_file(struct td_daemon_config *c, const char *path, struct td_error *err)
+{
+	struct file f = {.c = c, .err = err};
+	int bad;
+
+	f.f = fopen(path, "r");
+	if (!f.f)
+		return td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "cannot read %s: %s", path, strerror(errno));
+	bad = ini_parse_stream(read_line, &f, take_pair, &f);
+	if (f.rc)
+		td_error_prefix(err, "%s:%d", path, f.line);
+	else if (ferror(f.f))
+		f.rc = td_error_set(err, TD_E_IO, "cannot read %s: %s", path, strerror(errno));
+	else if (f.too_long)
+		f.rc = td_error_set(err, TD_E_INVALID, "%s:%d: the line is longer than %d bytes; use an option for this value", path, f.line, f.too_long);
+	else if (bad)
+		f.rc = td_error_set(err, TD_E_INVALID, "%s:%d: neither [section] nor key = value", path, bad > 0 ? bad : f.line);
+	fclose(f.f);
+	return f.rc;
+}
+
+/* ---- options ----------------------------------------------------------------------------------------------------------------------- */
+
+/* The value of an option "--name=value" or "--name value"; moves *i past what it used. NULL when this argument is another option. */
+static const char *option_value(int argc, char **argv, int *i, const char *name)
+{
+	const char *arg = argv[*i];
+	size_t n = strlen(name);
+
+	if (strncmp(arg, name, n) || (arg[n] && arg[n] != '='))
+		return NULL;
+	if (arg[n] == '=')
+		return arg + n + 1;
+	return *i + 1 < argc ? argv[++*i] : "";
+}
+
+static int take_option(struct td_daemon_config *c, int argc, char **argv, int *i, struct td_error *err)
+{
+	const char *arg = argv[*i], *name, *dot, *value;
+	size_t n;
+
+	if (strncmp(arg, "--", 2) || !strchr(arg, '.'))
+		return td_error_set(err, TD_E_INVALID, "unknown option %s; see tandemd --help", arg);
+	name = arg + 2;
+	n = strcspn(name, "=");
+	dot = memchr(name, '.', n);
+	if (!dot)
+		return td_error_set(err, TD_E_INVALID, "unknown option %s; see tandemd --help", arg);
+	if (name[n] == '=')
+		value = name + n + 1;
+	else if (*i + 1 < argc)
+		value = argv[++*i];
+	else
+		return td_error_set(err, TD_E_INVALID, "option %s needs a value", arg);
+	return set_by_name(c, name, (size_t)(dot - name), dot + 1, n - (size_t)(dot - name) - 1, value, err);
+}
+
+/* $XDG_RUNTIME_DIR/tandem, or /run/tandem for root. */
+static int default_dir(char *path, size_t size, struct td_error *err)
+{
+	const char *xdg = getenv("XDG_RUNTIME_DIR");
+	int n;
+
+	if (xdg && xdg[0] == '/')
+		n = snprintf(path, size, "%s/tandem", xdg);
+	else if (geteuid() == 0)
+		n = snprintf(path, size, "/run/tandem");
+	else
+		return td_error_set(err, TD_E_INVALID, "XDG_RUNTIME_DIR is not set: set tandem.socket and tandem.runtime_dir");
+	return n < (int)size ? 0 : td_error_set(err, TD_E_INVALID, "XDG_RUNTIME_DIR is too long");
+}
+
+static int fill_paths(struct td_daemon_config *c, struct td_error *err)
+{
+	char dir[PATH_MAX - 32], path[PATH_MAX];
+	int rc;
+
+	if (c->socket && c->socket[0] && c->runtime_dir && c->runtime_dir[0])
+		return 0;
+	if ((rc = default_dir(dir, sizeof(dir), err)))
+		return rc;
+	snprintf(path, sizeof(path), "%s/tandem.sock", dir);
+	if (!c->socket || !c->socket[0]) {
+		free(c->socket);
+		c->socket = strdup(path);
+	}
+	if (!c->runtime_dir || !c->runtime_dir[0]) {
+		free(c->runtime_dir);
+		c->runtime_dir = strdup(dir);
+	}
+	return c->socket && c->runtime_dir ? 0 : td_error_set(err, TD_E_NOMEM, "out of memory");
+}
+
+static int check_whole(const struct td_daemon_config *c, struct td_error *err)
+{
+	if (!c->target[0])
+		return td_error_set(err, TD_E_INVALID, "model.target is not set: name the folder of a model (--model.target=DIR)");
+	if (!c->drafter[0])
+		return td_error_set(err, TD_E_INVALID, "model.drafter is not set: name the folder of its drafter, or none for plain decoding");
+	if (c->context != TD_AUTO && c->context % TD_PAGE)
+		return td_error_set(err, TD_E_INVALID, "engine.context = %d: must be a multiple of %d", c->context, TD_PAGE);
+	if (c->chunk % 64)
+		return td_error_set(err, TD_E_INVALID, "engine.chunk = %d: must be a multiple of 64", c->chunk);
+	return 0;
+}
+
+static int load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
+{
+	const char *file = NULL, *value;
+	int rc;
+
+	for (int i = 0; i < N_SETTINGS; i++)
+		if (settings[i].def && (rc = set(c, &settings[i], settings[i].def, err)))
+			return rc;
+	for (int i = 1; i < argc; i++)
+		if ((value = option_value(argc, argv, &i, "--config")))
+			file = value;
+	if (file || access(DEFAULT_FILE, F_OK) == 0)
+		if ((rc = load_file(c, file ? file : DEFAULT_FILE, err)))
+			return rc;
+	for (int i = 1; i < argc; i++) {
+		if (option_value(argc, argv, &i, "--config"))
+			continue;
+		if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
+			*action = TD_HELP;
+		else if (!strcmp(argv[i], "--version"))
+			*action = TD_VERSION_ACTION;
+		else if (!strcmp(argv[i], "--check"))
+			*action = TD_CHECK;
+		else if ((rc = take_option(c, argc, argv, &i, err)))
+			return rc;
+		if (*action == TD_HELP || *action == TD_VERSION_ACTION)
+			return 0;
+	}
+	if ((rc = fill_paths(c, err)))
+		return rc;
+	return check_whole(c, err);
+}
+
+int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
+{
+	int rc;
+
+	memset(c, 0, sizeof(*c));
+	*action = TD_RUN;
+	rc = load(argc, argv, c, action, err);
+	if (rc)
+		td_daemon_config_finish(c);
+	return rc;
+}
+
+void td_daemon_config_finish(struct td_daemon_config *c)
+{
+	for (int i = 0; i < N_SETTINGS; i++) {
+		char **field = (char **)((char *)c + settings[i].offset);
+
+		if (settings[i].kind != TEXT)
+			continue;
+		free(*field);
+		*field = NULL;
+	}
+}
+
+void td_daemon_config_help(FILE *out)
+{
+	const char *section = "";
+
+	fputs("usage: tandemd [--config FILE] [--check] [--version] [--section.key=value]...\n\n"
+	      "Serves one model over a Unix socket. --check validates the configuration and the model's files' heads, and ends.\n"
+	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
+	      "Exit codes: 0 ended by a signal, 1 something failed while running, 2 wrong usage or configuration.\n",
+	      out);
+	for (int i = 0; i < N_SETTINGS; i++) {
+		const struct setting *s = &settings[i];
+		const char *def = s->def ? s->def : !strcmp(s->key, "socket") ? "$XDG_RUNTIME_DIR/tandem/tandem.sock, or /run/tandem/tandem.sock for root"
+								      : "$XDG_RUNTIME_DIR/tandem, or /run/tandem for root";
+		char name[64];
+
+		if (strcmp(section, s->section))
+			fprintf(out, "\n[%s]\n", section = s->section);
+		snprintf(name, sizeof(name), "%s = %s", s->key, def);
+		if (s->def)
+			fprintf(out, "  %-28s %s%s%s%s\n", name, s->help, s->choice ? " (" : "", s->choice ? s->choice : "", s->choice ? ")" : "");
+		else
+			fprintf(out, "  %-28s %s\n  %-28s (default: %s)\n", s->key, s->help, "", def);
+	}
+}

@@ -1,0 +1,421 @@
+/*
+ * daemon.h: inside tandemd: every structure, and who owns what.
+ *
+ * One thread runs one libuv loop; only long prompts are tokenised on libuv's pool (job.c), on data that never changes (struct td_model).
+ * The way of a request: listener -> session (frames) -> job (parse, tokenise) -> request -> queue -> scheduler (slot) -> rings -> commit log ->
+ * stream (deltas) -> session. A callback only changes state; once per turn of the loop, before it sleeps, turn_end() in main.c lets the scheduler
+ * bring the slots in line with that state and writes what the sessions have to say.
+ *
+ *   main.c        start, signals, draining, end          supervisor.c  the workers' lives, epochs, watchdog
+ *   config.c      file and options                       child.c       one life of one worker: process, control channel, fds
+ *   model.c       what is known before a worker runs     scheduler.c   slots, pages, rings
+ *   listener.c    socket, lock, accepting                commitlog.c   prompt, committed tokens, log-probabilities
+ *   session.c     one connection                         textstream.c  tokens to text, stop strings
+ *   dispatch.c    what a message asks for                stream.c      deltas and finish
+ *   job.c         work on a message off the loop         status.c      figures
+ *   request.c     one request                            queue.c       those that wait
+ *
+ * Ownership: the daemon owns sessions, requests, workers. A request belongs to the table d->requests from its creation until it is forgotten;
+ * session, queue and slot only point at it and are told when that ends. A session is freed in its close callback, and not before its jobs ended.
+ * What must never happen: a blocking call in the loop; an index, count or token from the shared memory used unchecked; an exit because of a client
+ * or a worker.
+ */
+#ifndef TD_DAEMON_H
+#define TD_DAEMON_H
+
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include <uthash.h>
+#include <uv.h>
+
+#include "engine/clock.h"
+#include "engine/control.h"
+#include "engine/error.h"
+#include "engine/model.h"
+#include "engine/shm.h"
+#include "engine/tokenizer.h"
+#include "proto/frame.h"
+#include "tandem.pb-c.h"
+
+struct td_daemon;
+struct td_session;
+struct td_request;
+
+/* ---- config.c ---------------------------------------------------------------------------------------------------------------------- */
+
+enum { TD_AUTO = -1 }; /* of an int setting: decided by model.c */
+
+struct td_daemon_config {
+	/* tandem */
+	char *socket, *runtime_dir, *log_file;
+	int socket_mode, log_level, max_connections, handshake_s, drain_s, resume_s;
+	/* model */
+	char *target, *drafter, *tokenizer, *name, *thinking;
+	/* engine */
+	char *device, *target_worker, *drafter_worker;
+	int slots, context, kv_tokens, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
+	/* limits */
+	int queue, slow_reader_s;
+	int64_t output_buffer, max_frame, resume_memory;
+	/* defaults */
+	double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
+	int top_k, max_tokens;
+};
+
+enum td_config_action { TD_RUN, TD_CHECK, TD_HELP, TD_VERSION_ACTION };
+
+/* Defaults, then the file (--config, else /etc/tandem/tandem.ini when it is there), then the options. On failure *c is finished. */
+int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err);
+void td_daemon_config_finish(struct td_daemon_config *c);
+void td_daemon_config_help(FILE *out);
+
+/* ---- model.c ----------------------------------------------------------------------------------------------------------------------- */
+
+/* What is known before a worker runs. Never changes after td_model_load: jobs on other threads read it. */
+struct td_model {
+	struct td_target_config target;
+	struct td_drafter_config drafter;
+	int has_drafter;
+	struct td_tokenizer *tokenizer;
+	int vocab_real; /* ids from here on do not exist */
+	int n_end, end[TD_STOP_IDS_MAX]; /* ids that end an answer unless ignore_eos */
+	int thinking_default;
+	char name[128];
+	const char *device; /* "cpu" or "cuda" */
+	struct td_shm_config shm;
+	int kv_pages;
+	int k; /* drafts per step, 0 without drafter */
+	char *target_worker, *drafter_worker; /* executables */
+};
+
+int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
+void td_model_finish(struct td_model *m);
+
+/* ---- commitlog.c ------------------------------------------------------------------------------------------------------------------- */
+
+/* Append-only: the prompt, then what was committed. It is fed again to a successor after a crash and read again by a client that resumes. */
+struct td_commitlog {
+	int32_t *ids;
+	int n_prompt, n, size;
+	uint32_t *shown; /* per output token: bytes of text that were ready after it */
+	int n_top; /* log-probabilities: -1 off, else best ones per token */
+	float *logprob; /* per output token */
+	int32_t *top_id; /* (output tokens, n_top) */
+	float *top_logprob;
+	int size_out;
+};
+
+/* Takes over `prompt` (malloc'd). */
+void td_commitlog_init(struct td_commitlog *log, int32_t *prompt, int n_prompt, int n_top);
+void td_commitlog_finish(struct td_commitlog *log);
+/* Appends one token; `shown` is set by the caller once the text is known. v and i: its log-probabilities, or NULL. 0 or TD_E_NOMEM. */
+int td_commitlog_append(struct td_commitlog *log, int32_t token, const struct td_verdict *v, int i);
+size_t td_commitlog_bytes(const struct td_commitlog *log);
+static inline int td_commitlog_outputs(const struct td_commitlog *log)
+{
+	return log->n - log->n_prompt;
+}
+
+/* ---- textstream.c ------------------------------------------------------------------------------------------------------------------ */
+
+enum { TD_STOPS_MAX = 16, TD_STOP_BYTES_MAX = 256 };
+
+/* The text of an answer as its tokens come. `shown` bytes of it may be shown: what could become a stop string, or is half a character, may not. */
+struct td_textstream {
+	struct td_detok detok;
+	char *text; /* NUL-terminated; malloc'd */
+	size_t n, size, shown;
+	struct td_stop *stop; /* malloc'd (n_stops) */
+	int n_stops;
+	int matched; /* index of the stop string that ended the text, or -1 */
+};
+
+int td_textstream_init(struct td_textstream *s, const struct td_tokenizer *t, char *const *stops, size_t n_stops);
+void td_textstream_finish(struct td_textstream *s);
+/* 1 when a stop string was completed: the text now ends before it. 0, or TD_E_NOMEM. */
+int td_textstream_push(struct td_textstream *s, int32_t id);
+/* The end came otherwise: shows what was held back. */
+int td_textstream_flush(struct td_textstream *s);
+const char *td_textstream_stop(const struct td_textstream *s); /* the string that matched, or NULL */
+
+/* ---- request.c --------------------------------------------------------------------------------------------------------------------- */
+
+enum td_request_state {
+	TD_REQ_QUEUED, /* in d->queue */
+	TD_REQ_RUNNING, /* in a slot */
+	TD_REQ_LOST, /* its client hung up, or no worker could be had; goes on when it is resumed */
+	TD_REQ_ENDED, /* nothing will be appended any more */
+};
+
+struct td_request {
+	UT_hash_handle hh; /* d->requests, by number */
+	uint64_t number; /* order of arrival */
+	uint8_t key[16];
+	enum td_request_state state;
+	struct td_request *queue_next; /* queue.c */
+	struct td_request *retired_next; /* request.c: ended or lost, oldest first */
+	uint64_t expires_us;
+	int retired;
+	/* the client */
+	struct td_session *session; /* NULL when nobody listens */
+	struct td_request *session_next;
+	uint64_t tag;
+	int stream;
+	int sent; /* output tokens in deltas so far */
+	/* what to do */
+	struct td_commitlog log;
+	struct td_textstream text;
+	struct td_sampling sampling;
+	int n_stop_ids;
+	int32_t stop_id[TD_STOP_IDS_MAX];
+	int max_total, k;
+	uint64_t deadline_us; /* 0 = none */
+	/* how it goes */
+	int slot; /* -1 when not running */
+	int barren; /* workers' deaths since its last token */
+	Tandem__FinishReason finish; /* when ENDED and code is 0 */
+	struct td_error error; /* code != 0: ended by an error */
+	uint64_t arrived_us, queued_us, queue_sum_us, started_us, first_us, last_us;
+	uint32_t cycles, drafted, accepted, restarts;
+};
+
+/* Checks everything and tokenises; touches nothing but the model and the configuration, so any thread may call it. NULL + err when refused. */
+struct td_request *td_request_create(const struct td_daemon_config *c, const struct td_model *m, const Tandem__Generate *g, struct td_error *err);
+void td_request_free(struct td_request *r);
+/* Prompt text of a chat; malloc'd. */
+int td_request_render(const struct td_model *m, const Tandem__Chat *chat, char **text, size_t *n, struct td_error *err);
+/* Appends the tokens of a commit as far as they count. 1 when the answer is complete (*stopped: by a stop string, so the target goes on), or an error. */
+int td_request_commit(struct td_request *r, const int32_t *token, int n, const struct td_verdict *v, int *stopped, struct td_error *err);
+
+/* A request ended (finish), failed (error.code != 0), or lost its client; frees queue place and slot, tells the client, keeps the log for Resume. */
+void td_request_end(struct td_daemon *d, struct td_request *r, Tandem__FinishReason finish);
+void td_request_fail(struct td_daemon *d, struct td_request *r, int code, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+void td_request_lose(struct td_daemon *d, struct td_request *r);
+void td_requests_expire(struct td_daemon *d, uint64_t now_us); /* forgets old logs, ends those over their deadline */
+void td_requests_finish(struct td_daemon *d);
+void td_request_unretire(struct td_daemon *d, struct td_request *r);
+
+/* ---- queue.c ----------------------------------------------------------------------------------------------------------------------- */
+
+struct td_queue {
+	struct td_request *head;
+	int n;
+};
+void td_queue_add(struct td_queue *q, struct td_request *r); /* in its place by number */
+void td_queue_remove(struct td_queue *q, struct td_request *r);
+int td_queue_place(const struct td_queue *q, const struct td_request *r); /* how many are before it */
+
+/* ---- stream.c ---------------------------------------------------------------------------------------------------------------------- */
+
+enum { TD_DELTA_IDS = 256 };
+struct td_delta_scratch { /* for packing a delta with log-probabilities */
+	Tandem__TokenLogprob token[TD_DELTA_IDS], *token_ptr[TD_DELTA_IDS];
+	Tandem__TopLogprob top[TD_DELTA_IDS * TD_TOP_MAX], *top_ptr[TD_DELTA_IDS * TD_TOP_MAX];
+};
+/* Sends what the client has not got yet, as far as its buffer has room; after the end also Finish or Error, which frees the tag. */
+void td_stream_pump(struct td_daemon *d, struct td_request *r);
+
+/* ---- session.c --------------------------------------------------------------------------------------------------------------------- */
+
+struct td_job;
+
+enum td_session_state { TD_SES_OPEN, TD_SES_ENDING /* says its last words */, TD_SES_CLOSED };
+
+struct td_session {
+	struct td_daemon *d;
+	uv_pipe_t pipe;
+	struct td_session *next, *prev;
+	struct td_session *dirty_next;
+	int dirty;
+	uint64_t number;
+	uid_t uid;
+	pid_t pid;
+	char tenant[32];
+	enum td_session_state state;
+	int greeted, reading;
+	uint64_t opened_us, frame_us /* a frame is half here since, 0 = none */, ending_us;
+	struct td_frame_reader in;
+	uint8_t *rest; /* read, but not fed to `in` yet: NULL unless blocked */
+	size_t rest_n;
+	/* output: [0, out_n) waits; `flying` is with libuv */
+	uint8_t *out, *flying;
+	size_t out_n, out_size, flying_size;
+	uv_write_t write;
+	int writing;
+	int blocked; /* more is waiting than allowed: no deltas, no reading */
+	uint64_t blocked_us;
+	struct td_request *requests; /* attached, by session_next */
+	struct td_job *jobs;
+};
+
+/* Takes a connected fd, also on failure. */
+int td_session_open(struct td_daemon *d, int fd, struct td_error *err);
+void td_session_close(struct td_session *s); /* now; its requests are lost */
+/* Error with tag 0, then the connection ends once that is written. */
+void td_session_refuse(struct td_session *s, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void td_session_send(struct td_session *s, const Tandem__ServerMessage *msg);
+void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e);
+size_t td_session_pending(const struct td_session *s);
+void td_session_attach(struct td_session *s, struct td_request *r, uint64_t tag);
+void td_session_detach(struct td_request *r);
+void td_sessions_flush(struct td_daemon *d); /* once per turn */
+void td_sessions_check(struct td_daemon *d, uint64_t now_us); /* handshakes, slow readers, half frames */
+struct td_request *td_session_request(struct td_session *s, uint64_t tag);
+
+/* ---- dispatch.c -------------------------------------------------------------------------------------------------------------------- */
+
+/* Takes over msg. */
+void td_dispatch(struct td_session *s, Tandem__ClientMessage *msg);
+/* A job is done: what became of its message goes on from here. */
+void td_dispatch_job(struct td_job *j);
+
+/* ---- job.c ------------------------------------------------------------------------------------------------------------------------- */
+
+/* A message that needs tokenising. Small ones are worked on at once, large ones on another thread while the loop goes on. */
+struct td_job {
+	uv_work_t work;
+	struct td_job *next; /* of the session */
+	struct td_session *session; /* NULL after it closed */
+	struct td_daemon *d;
+	Tandem__ClientMessage *msg;
+	uint64_t number; /* order of arrival, for Generate */
+	int cancelled;
+	/* results */
+	struct td_request *request;
+	struct td_ids ids;
+	struct td_error error;
+};
+void td_job_start(struct td_session *s, Tandem__ClientMessage *msg, uint64_t number);
+struct td_job *td_job_find(struct td_session *s, uint64_t tag);
+
+/* ---- listener.c -------------------------------------------------------------------------------------------------------------------- */
+
+struct td_listener {
+	int fd, lock_fd, spare_fd;
+	char *path;
+	ino_t ino; /* of the socket that we made */
+	dev_t dev;
+	uv_poll_t poll;
+	int polling, resting; /* no descriptor left: accepting rests until a turn of the timer */
+	unsigned long refused;
+};
+int td_listener_lock(struct td_daemon *d, struct td_error *err); /* runtime folder */
+int td_listener_open(struct td_daemon *d, struct td_error *err);
+void td_listener_check(struct td_daemon *d);
+void td_listener_close(struct td_daemon *d); /* also removes the socket file */
+
+/* ---- scheduler.c ------------------------------------------------------------------------------------------------------------------- */
+
+struct td_slot {
+	int busy; /* from START until DONE or a new epoch */
+	struct td_request *request; /* NULL when it ended for its client before the target said DONE */
+	uint64_t run; /* number of this START: what records call `request` */
+	int pages;
+	int cancel, cancel_told, pause_told;
+	uint32_t commits;
+};
+int td_scheduler_used(const struct td_daemon *d);
+void td_scheduler_run(struct td_daemon *d); /* starts what can start, tells the target of cancels and pauses */
+void td_scheduler_read_target(struct td_daemon *d);
+void td_scheduler_read_drafter(struct td_daemon *d);
+void td_scheduler_detach(struct td_daemon *d, struct td_request *r, int cancel); /* the request leaves its slot */
+void td_scheduler_reset(struct td_daemon *d); /* new epoch: running requests go back to the queue */
+
+/* ---- child.c, supervisor.c -------------------------------------------------------------------------------------------------------- */
+
+enum td_child_state {
+	TD_CHILD_OFF, /* not configured */
+	TD_CHILD_DOWN, /* waits for its time to start */
+	TD_CHILD_STARTING, /* spawned, no Hello yet */
+	TD_CHILD_LOADING,
+	TD_CHILD_READY,
+	TD_CHILD_ENDING, /* killed or told to end; not reaped yet */
+};
+
+struct td_child_life; /* child.c: handles of one process */
+
+struct td_child {
+	struct td_daemon *d;
+	Tandem__Worker__Role role;
+	const char *name; /* "target", "drafter": also the name of its arena */
+	enum td_child_state state;
+	struct td_child_life *life;
+	pid_t pid;
+	int was_ready; /* this life got to READY */
+	int failed; /* gave up for now: refuse requests, try again slowly */
+	uint64_t since_us; /* of the last sign of life while starting or loading; of the kill while ending */
+	uint64_t retry_us; /* DOWN: when to start */
+	int lives, restarts, failures; /* failures in a row */
+	uint64_t failed_at_us[5];
+	/* watchdog */
+	uint64_t progress, progress_us;
+	int reset_wait; /* READY, but RESET_DONE of the current epoch has not come */
+	uint64_t reset_us;
+	/* what it said */
+	int events_fd;
+	uv_poll_t events;
+	int arena_fd; /* kept for successors, -1 = none */
+	Tandem__Worker__Arena *arena;
+	char stage[64], device[256];
+	uint64_t stage_done, stage_total, weights_bytes, cache_bytes, load_us;
+	int imported;
+	int why; /* error code of the last end */
+	char why_text[480];
+};
+
+/* child.c */
+int td_child_spawn(struct td_child *c, struct td_error *err);
+void td_child_kill(struct td_child *c, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int td_child_drain(struct td_child *c); /* asks it to end by itself; 0 when it heard */
+void td_child_gone(struct td_child *c); /* child.c calls it when the process was reaped: implemented by supervisor.c */
+void td_child_ready(struct td_child *c); /* likewise, after Ready */
+
+/* supervisor.c */
+int td_supervisor_open(struct td_daemon *d, struct td_error *err);
+void td_supervisor_check(struct td_daemon *d, uint64_t now_us); /* starts, time limits, watchdog */
+void td_supervisor_close(struct td_daemon *d);
+int td_supervisor_serving(const struct td_daemon *d); /* 1: STARTs may be pushed */
+const struct td_child *td_supervisor_failed(const struct td_daemon *d); /* the worker that can't be had, or NULL */
+void td_supervisor_progress(struct td_daemon *d); /* tokens were committed: the workers are well */
+void td_supervisor_reset_done(struct td_daemon *d, struct td_child *c, uint32_t epoch);
+
+/* ---- status.c ---------------------------------------------------------------------------------------------------------------------- */
+
+struct td_counters {
+	uint64_t requests, finished, cancelled, failed, prompt_tokens, output_tokens, cycles, drafted, accepted, commits;
+	uint64_t accepted_at[TD_DRAFT_MAX];
+};
+void td_status_send(struct td_session *s, uint64_t tag);
+const char *td_status_state(const struct td_daemon *d);
+
+/* ---- main.c ------------------------------------------------------------------------------------------------------------------------ */
+
+struct td_daemon {
+	uv_loop_t loop;
+	struct td_daemon_config cfg;
+	struct td_model model;
+	struct td_shm *shm;
+	int shm_fd;
+	uint32_t epoch;
+	struct td_listener listener;
+	struct td_session *sessions, *dirty;
+	int n_sessions;
+	struct td_request *requests, *retired_head, *retired_tail;
+	size_t retired_bytes;
+	struct td_queue queue;
+	struct td_slot slot[TD_SLOTS_MAX];
+	int pages_used;
+	struct td_child target, drafter;
+	uint64_t next_request, next_run, next_session;
+	struct td_counters count;
+	struct td_delta_scratch *scratch;
+	uv_timer_t tick;
+	uv_prepare_t prepare;
+	uv_signal_t sig_term, sig_int, sig_hup;
+	int draining; /* 1: no new requests; 2: ending now */
+	uint64_t drain_us, started_us;
+	char last_error[480];
+};
+
+#endif

@@ -1,0 +1,116 @@
+/*
+ * job.c: the part of a message that takes long, which is tokenising, away from the loop.
+ *
+ * Short prompts are worked on at once: handing them to another thread costs more than the work. A job knows its session only as long as that is
+ * open; the work itself touches the message, the model and the configuration, none of which changes meanwhile.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/daemon.h"
+
+enum { AT_ONCE_BYTES = 16384 };
+
+static void detach(struct td_job *j)
+{
+	struct td_job **p;
+
+	if (!j->session)
+		return;
+	for (p = &j->session->jobs; *p != j; p = &(*p)->next)
+		;
+	*p = j->next;
+}
+
+static void work(uv_work_t *w)
+{
+	struct td_job *j = w->data;
+	const struct td_model *m = &j->d->model;
+	const Tandem__Tokenize *t = j->msg->tokenize;
+	char *text = NULL;
+	size_t n = 0;
+
+	if (j->msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE) {
+		j->request = td_request_create(&j->d->cfg, m, j->msg->generate, &j->error);
+		return;
+	}
+	if (t->input_case == TANDEM__TOKENIZE__INPUT_TEXT) {
+		td_encode(m->tokenizer, t->text, strlen(t->text), 1, &j->ids, &j->error);
+	} else if (t->input_case == TANDEM__TOKENIZE__INPUT_CHAT) {
+		if (td_request_render(m, t->chat, &text, &n, &j->error) == 0)
+			td_encode(m->tokenizer, text, n, 1, &j->ids, &j->error);
+		free(text);
+	} else {
+		td_error_set(&j->error, TD_E_INVALID, "nothing to tokenise: give text or chat");
+	}
+}
+
+static void on_done(uv_work_t *w, int status)
+{
+	struct td_job *j = w->data;
+
+	(void)status; /* never cancelled */
+	detach(j);
+	td_dispatch_job(j);
+	td_ids_finish(&j->ids);
+	td_client_message_free(j->msg);
+	free(j);
+}
+
+static size_t text_bytes(const Tandem__ClientMessage *m)
+{
+	const Tandem__Chat *chat = NULL;
+	size_t n = 0;
+
+	if (m->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE) {
+		if (m->generate->input_case == TANDEM__GENERATE__INPUT_TEXT)
+			return strlen(m->generate->text);
+		if (m->generate->input_case == TANDEM__GENERATE__INPUT_CHAT)
+			chat = m->generate->chat;
+	} else {
+		if (m->tokenize->input_case == TANDEM__TOKENIZE__INPUT_TEXT)
+			return strlen(m->tokenize->text);
+		if (m->tokenize->input_case == TANDEM__TOKENIZE__INPUT_CHAT)
+			chat = m->tokenize->chat;
+	}
+	for (size_t i = 0; chat && i < chat->n_message; i++)
+		n += (chat->message[i]->content ? strlen(chat->message[i]->content) : 0) +
+		     (chat->message[i]->reasoning_content ? strlen(chat->message[i]->reasoning_content) : 0);
+	for (size_t i = 0; chat && i < chat->n_tool; i++)
+		n += strlen(chat->tool[i]);
+	return n;
+}
+
+void td_job_start(struct td_session *s, Tandem__ClientMessage *msg, uint64_t number)
+{
+	struct td_job *j = calloc(1, sizeof(*j));
+
+	if (!j) {
+		struct td_error err;
+
+		td_error_set(&err, TD_E_NOMEM, "out of memory");
+		td_session_error(s, msg->tag, &err);
+		td_client_message_free(msg);
+		return;
+	}
+	j->d = s->d;
+	j->session = s;
+	j->msg = msg;
+	j->number = number;
+	j->work.data = j;
+	j->next = s->jobs;
+	s->jobs = j;
+	if (text_bytes(msg) > AT_ONCE_BYTES && uv_queue_work(&s->d->loop, &j->work, work, on_done) == 0)
+		return;
+	work(&j->work);
+	on_done(&j->work, 0);
+}
+
+struct td_job *td_job_find(struct td_session *s, uint64_t tag)
+{
+	struct td_job *j = s->jobs;
+
+	while (j && j->msg->tag != tag)
+		j = j->next;
+	return j;
+}

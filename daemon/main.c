@@ -1,0 +1,279 @@
+/*
+ * main.c: tandemd: from the command line to the loop, and the way out.
+ *
+ * Ending has three stages. `draining` 1: nothing new is taken, the socket file goes away, what waits is refused, what runs may finish (drain_s). 2: what
+ * still runs is cancelled, the workers are asked to end, and killed soon after. Then everything is closed and the loop runs dry. A second signal
+ * goes to stage 2 at once and does not ask.
+ * What must never happen: an end that leaves a worker, a socket file or a control socket behind.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "engine/fault.h"
+#include "engine/log.h"
+
+enum { TICK_MS = 100, S = 1000000, LAST_WORDS_US = 1 * S, WORKERS_END_US = 2 * S };
+enum { EXIT_RUNTIME = 1, EXIT_CONFIG = 2 };
+
+/* ---- ending ------------------------------------------------------------------------------------------------------------------------ */
+
+static void each_request(struct td_daemon *d, enum td_request_state state, void (*end)(struct td_daemon *, struct td_request *))
+{
+	struct td_request *r, *next;
+
+	HASH_ITER(hh, d->requests, r, next)
+		if (r->state == state)
+			end(d, r);
+}
+
+static void refuse(struct td_daemon *d, struct td_request *r)
+{
+	td_request_fail(d, r, TD_E_DRAINING, "tandemd is ending");
+}
+
+static void cancel(struct td_daemon *d, struct td_request *r)
+{
+	td_request_end(d, r, TANDEM__FINISH_REASON__CANCELLED);
+}
+
+static int anything_left(const struct td_daemon *d)
+{
+	const struct td_request *r;
+
+	for (r = d->requests; r; r = r->hh.next)
+		if (r->state == TD_REQ_RUNNING || r->state == TD_REQ_QUEUED)
+			return 1;
+	for (const struct td_session *s = d->sessions; s; s = s->next)
+		if (td_session_pending(s))
+			return 1;
+	return 0;
+}
+
+static void stop_workers(struct td_daemon *d, int at_once)
+{
+	for (struct td_child *c = &d->target; c; c = c == &d->target ? &d->drafter : NULL) {
+		if (!c->life)
+			continue;
+		if (at_once || c->state != TD_CHILD_READY || td_child_drain(c))
+			td_child_kill(c, TD_E_DRAINING, "tandemd ends");
+	}
+}
+
+static void close_all(struct td_daemon *d)
+{
+	while (d->sessions)
+		td_session_close(d->sessions);
+	td_listener_close(d);
+	td_supervisor_close(d);
+	uv_close((uv_handle_t *)&d->tick, NULL);
+	uv_close((uv_handle_t *)&d->prepare, NULL);
+	uv_close((uv_handle_t *)&d->sig_term, NULL);
+	uv_close((uv_handle_t *)&d->sig_int, NULL);
+	uv_close((uv_handle_t *)&d->sig_hup, NULL);
+}
+
+static void drain_begin(struct td_daemon *d)
+{
+	d->draining = 1;
+	d->drain_us = td_now_us();
+	td_log(TD_LOG_INFO, "ending: running requests have %d s", d->cfg.drain_s);
+	td_listener_close(d);
+	each_request(d, TD_REQ_QUEUED, refuse);
+}
+
+static void drain_finish(struct td_daemon *d, int at_once)
+{
+	each_request(d, TD_REQ_QUEUED, refuse);
+	each_request(d, TD_REQ_RUNNING, cancel);
+	td_sessions_flush(d);
+	d->draining = 2;
+	d->drain_us = td_now_us();
+	stop_workers(d, at_once);
+}
+
+/* The stages of ending that follow by time. */
+static void drain_check(struct td_daemon *d, uint64_t now)
+{
+	uint64_t limit = d->drain_us + (uint64_t)d->cfg.drain_s * S;
+
+	if (d->draining == 1) {
+		if (now > limit)
+			each_request(d, TD_REQ_RUNNING, cancel);
+		if (!anything_left(d) || now > limit + LAST_WORDS_US)
+			drain_finish(d, 0);
+	} else if (d->draining == 2) {
+		if (now > d->drain_us + WORKERS_END_US)
+			stop_workers(d, 1);
+		if (!d->target.life && !d->drafter.life) {
+			d->draining = 3;
+			close_all(d);
+		}
+	}
+}
+
+static void on_end_signal(uv_signal_t *h, int number)
+{
+	struct td_daemon *d = h->data;
+
+	(void)number;
+	if (d->draining == 0)
+		drain_begin(d);
+	else if (d->draining == 1)
+		drain_finish(d, 1);
+	else
+		stop_workers(d, 1);
+}
+
+static void on_reopen_signal(uv_signal_t *h, int number)
+{
+	struct td_error err;
+
+	(void)h;
+	(void)number;
+	if (td_log_reopen(&err))
+		td_log(TD_LOG_ERROR, "%s", err.text);
+	else
+		td_log(TD_LOG_INFO, "the log was reopened");
+}
+
+/* ---- turns ------------------------------------------------------------------------------------------------------------------------- */
+
+static void on_turn(uv_prepare_t *h)
+{
+	struct td_daemon *d = h->data;
+
+	td_scheduler_run(d);
+	td_sessions_flush(d);
+}
+
+static void on_tick(uv_timer_t *h)
+{
+	struct td_daemon *d = h->data;
+	uint64_t now = td_now_us();
+
+	if (d->draining == 0)
+		td_listener_check(d);
+	td_sessions_check(d, now);
+	td_requests_expire(d, now);
+	td_supervisor_check(d, now);
+	if (d->draining)
+		drain_check(d, now);
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------------------------- */
+
+static void open_loop(struct td_daemon *d)
+{
+	uv_loop_init(&d->loop);
+	uv_timer_init(&d->loop, &d->tick);
+	uv_prepare_init(&d->loop, &d->prepare);
+	uv_signal_init(&d->loop, &d->sig_term);
+	uv_signal_init(&d->loop, &d->sig_int);
+	uv_signal_init(&d->loop, &d->sig_hup);
+	d->tick.data = d->prepare.data = d->sig_term.data = d->sig_int.data = d->sig_hup.data = d;
+}
+
+static void start_loop(struct td_daemon *d)
+{
+	uv_timer_start(&d->tick, on_tick, 0, TICK_MS);
+	uv_prepare_start(&d->prepare, on_turn);
+	uv_signal_start(&d->sig_term, on_end_signal, SIGTERM);
+	uv_signal_start(&d->sig_int, on_end_signal, SIGINT);
+	uv_signal_start(&d->sig_hup, on_reopen_signal, SIGHUP);
+}
+
+/* As many connections as the administrator allows, not as many as a shell's default does. */
+static void raise_limits(void)
+{
+	struct rlimit rl;
+
+	if (getrlimit(RLIMIT_NOFILE, &rl) == 0 && rl.rlim_cur < rl.rlim_max) {
+		rl.rlim_cur = rl.rlim_max;
+		setrlimit(RLIMIT_NOFILE, &rl);
+	}
+}
+
+static void log_plan(const struct td_daemon *d)
+{
+	const struct td_model *m = &d->model;
+
+	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
+	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
+}
+
+static int serve(struct td_daemon *d, struct td_error *err)
+{
+	int rc;
+
+	open_loop(d);
+	d->scratch = malloc(sizeof(*d->scratch));
+	if (!d->scratch)
+		rc = td_error_set(err, TD_E_NOMEM, "out of memory");
+	else if ((rc = td_listener_lock(d, err)) == 0 && (rc = td_shm_create(&d->model.shm, &d->shm_fd, &d->shm, err)) == 0 &&
+		 (rc = td_supervisor_open(d, err)) == 0 && (rc = td_listener_open(d, err)) == 0) {
+		log_plan(d);
+		start_loop(d);
+	} else {
+		close_all(d);
+	}
+	uv_run(&d->loop, UV_RUN_DEFAULT);
+	uv_loop_close(&d->loop);
+	td_requests_finish(d);
+	td_shm_unmap(d->shm);
+	if (d->shm_fd >= 0)
+		close(d->shm_fd);
+	if (d->listener.spare_fd >= 0)
+		close(d->listener.spare_fd);
+	if (d->listener.lock_fd >= 0)
+		close(d->listener.lock_fd);
+	free(d->scratch);
+	if (!rc)
+		td_log(TD_LOG_INFO, "ended");
+	return rc;
+}
+
+static int complain(const struct td_error *err, int code)
+{
+	fprintf(stderr, "tandemd: %s\n", err->text);
+	return code;
+}
+
+int main(int argc, char **argv)
+{
+	static struct td_daemon d;
+	enum td_config_action action;
+	struct td_error err;
+	int rc;
+
+	signal(SIGPIPE, SIG_IGN);
+	if (td_daemon_config_load(argc, argv, &d.cfg, &action, &err))
+		return complain(&err, EXIT_CONFIG);
+	if (action == TD_HELP || action == TD_VERSION_ACTION) {
+		if (action == TD_HELP)
+			td_daemon_config_help(stdout);
+		else
+			puts("tandemd " TD_VERSION);
+		td_daemon_config_finish(&d.cfg);
+		return 0;
+	}
+	td_log_open("tandemd", (enum td_log_level)d.cfg.log_level);
+	td_fault_arm(getenv("TANDEM_FAULT"));
+	raise_limits();
+	d.started_us = td_now_us();
+	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
+	rc = td_model_load(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
+	if (!rc && action == TD_CHECK)
+		puts("the configuration is fine");
+	else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err))
+		rc = complain(&err, EXIT_CONFIG);
+	else if (!rc && serve(&d, &err))
+		rc = complain(&err, err.code == TD_E_INVALID ? EXIT_CONFIG : EXIT_RUNTIME);
+	td_model_finish(&d.model);
+	td_daemon_config_finish(&d.cfg);
+	return rc;
+}

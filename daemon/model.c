@@ -1,0 +1,239 @@
+/*
+ * model.c: what tandemd knows of the model before a worker runs: config.json of both, the tokenizer, and the sizes that follow.
+ *
+ * No tensor is read here: that is the workers' part. Whatever a person can get wrong in the configuration is refused here, in one sentence, before
+ * anything is started. The result never changes, so other threads may read it.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+
+enum { DEFAULT_CONTEXT = 4096, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
+
+/* Path of something beside this executable; malloc'd. */
+static char *beside(const char *name)
+{
+	char self[PATH_MAX], *path;
+	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
+	char *slash;
+
+	if (n < 0)
+		return NULL;
+	self[n] = 0;
+	slash = strrchr(self, '/');
+	if (!slash)
+		return NULL;
+	*slash = 0;
+	return asprintf(&path, "%s/%s", self, name) < 0 ? NULL : path;
+}
+
+static int readable(const char *path)
+{
+	return path && access(path, R_OK) == 0;
+}
+
+/* The backend for both workers: the exchange region lies in the shared memory or on the device, so this is settled once, here. */
+static const char *device_choose(const char *wanted)
+{
+	const char *module[] = {"../lib/tandem-cuda.so", "../lib/tandem/tandem-cuda.so"};
+	int found = 0;
+
+	if (strcmp(wanted, "auto"))
+		return !strcmp(wanted, "cuda") ? "cuda" : "cpu";
+	if (access("/dev/nvidia0", R_OK | W_OK))
+		return "cpu";
+	for (size_t i = 0; i < sizeof(module) / sizeof(*module) && !found; i++) {
+		char *path = beside(module[i]);
+
+		found = readable(path);
+		free(path);
+	}
+	return found ? "cuda" : "cpu";
+}
+
+static int is_folder(const char *setting, const char *path, struct td_error *err)
+{
+	struct stat st;
+
+	if (stat(path, &st) < 0)
+		return td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "%s = %s: %s", setting, path, strerror(errno));
+	if (!S_ISDIR(st.st_mode))
+		return td_error_set(err, TD_E_INVALID, "%s = %s: is not a folder", setting, path);
+	return 0;
+}
+
+static int load_configs(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	int rc;
+
+	if ((rc = is_folder("model.target", c->target, err)))
+		return rc;
+	if ((rc = td_target_config_load(c->target, &m->target, err)))
+		return td_error_prefix(err, "model.target");
+	m->has_drafter = strcmp(c->drafter, "none") != 0;
+	if (!m->has_drafter)
+		return 0;
+	if ((rc = is_folder("model.drafter", c->drafter, err)))
+		return rc;
+	if ((rc = td_drafter_config_load(c->drafter, &m->drafter, err)))
+		return td_error_prefix(err, "model.drafter");
+	if ((rc = td_pair_check(&m->target, &m->drafter, err)))
+		return td_error_prefix(err, "model.drafter does not fit model.target");
+	return 0;
+}
+
+/* ---- tokenizer --------------------------------------------------------------------------------------------------------------------- */
+
+static int load_tokenizer(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	static const char *const place[] = {"%s/tokenizer.json", "%s/../tokenizer.json"};
+	char path[PATH_MAX];
+	int found = 0, rc;
+
+	if (c->tokenizer[0]) {
+		found = snprintf(path, sizeof(path), "%s", c->tokenizer) < (int)sizeof(path);
+		if (!readable(path))
+			return td_error_set(err, TD_E_NOT_FOUND, "model.tokenizer = %s: %s", c->tokenizer, strerror(errno));
+	}
+	for (int i = 0; i < 2 && !found; i++) {
+		if (snprintf(path, sizeof(path), place[i], c->target) >= (int)sizeof(path))
+			continue;
+		found = readable(path);
+	}
+	if (!found)
+		return td_error_set(err, TD_E_NOT_FOUND, "there is no tokenizer.json in %s nor beside it: set model.tokenizer", c->target);
+	if ((rc = td_tokenizer_load(path, &m->tokenizer, err)))
+		return td_error_prefix(err, "model.tokenizer");
+	m->vocab_real = td_tokenizer_size(m->tokenizer);
+	if (m->vocab_real > m->target.vocab)
+		return td_error_set(err, TD_E_MISMATCH, "%s has ids up to %d, the target's vocabulary only %d: it belongs to another model", path,
+				    m->vocab_real - 1, m->target.vocab);
+	return 0;
+}
+
+static void end_add(struct td_model *m, int id)
+{
+	for (int i = 0; i < m->n_end; i++)
+		if (m->end[i] == id)
+			return;
+	if (id >= 0 && m->n_end < TD_STOP_IDS_MAX)
+		m->end[m->n_end++] = id;
+}
+
+/* The ids that the model's files name, and the end of a chat turn, which config.json of the base models leaves out. */
+static void find_ends(struct td_model *m)
+{
+	for (int i = 0; i < m->target.n_eos; i++)
+		end_add(m, m->target.eos[i]);
+	if (!strncmp(m->target.model_type, "qwen3_5", 7))
+		end_add(m, td_tokenizer_added(m->tokenizer, "<|im_end|>"));
+}
+
+/* ---- sizes ------------------------------------------------------------------------------------------------------------------------- */
+
+static int plan_context(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	int most = m->target.max_position, context = c->context;
+
+	if (m->has_drafter && m->drafter.max_position > 0 && m->drafter.max_position < most)
+		most = m->drafter.max_position;
+	if (context == TD_AUTO)
+		context = (most < DEFAULT_CONTEXT ? most : DEFAULT_CONTEXT) / TD_PAGE * TD_PAGE;
+	if (context > most)
+		return td_error_set(err, TD_E_INVALID, "engine.context = %d: the model's positions end at %d", context, most);
+	if (context < TD_PAGE)
+		return td_error_set(err, TD_E_INVALID, "the model has only %d positions; tandem needs %d", most, TD_PAGE);
+	m->shm.context = context;
+	return 0;
+}
+
+static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	int64_t kv;
+	int rc;
+
+	if ((rc = plan_context(c, m, err)))
+		return rc;
+	kv = c->kv_tokens == TD_AUTO ? (int64_t)c->slots * m->shm.context : c->kv_tokens;
+	if (kv < m->shm.context)
+		return td_error_set(err, TD_E_INVALID, "engine.kv_tokens = %lld: must hold at least one context of %d tokens", (long long)kv, m->shm.context);
+	if (kv / TD_PAGE > INT_MAX / 2)
+		return td_error_set(err, TD_E_INVALID, "engine.slots * engine.context is too large");
+	m->kv_pages = (int)(kv / TD_PAGE);
+	m->k = 0;
+	if (m->has_drafter) {
+		m->k = c->draft_tokens == TD_AUTO ? m->drafter.block - 1 : c->draft_tokens;
+		if (m->k > m->drafter.block - 1)
+			return td_error_set(err, TD_E_INVALID, "engine.draft_tokens = %d: the drafter's block of %d gives at most %d", m->k, m->drafter.block,
+					    m->drafter.block - 1);
+	}
+	m->shm.slots = c->slots;
+	m->shm.vocab = m->target.vocab;
+	m->shm.features = m->has_drafter ? m->drafter.n_taps * m->target.hidden : 0;
+	m->shm.chunk = c->chunk;
+	m->shm.feature_rows = c->chunk > c->slots * TD_BLOCK_MAX ? c->chunk : c->slots * TD_BLOCK_MAX;
+	m->device = device_choose(c->device);
+	m->shm.host_exchange = strcmp(m->device, "cuda") != 0;
+	m->thinking_default = !strcmp(c->thinking, "auto") ? m->target.hidden >= THINKING_HIDDEN : !strcmp(c->thinking, "on");
+	return 0;
+}
+
+/* ---- names ------------------------------------------------------------------------------------------------------------------------- */
+
+static int find_worker(const char *setting, const char *configured, const char *name, char **path, struct td_error *err)
+{
+	*path = configured[0] ? strdup(configured) : beside(name);
+	if (!*path)
+		return td_error_set(err, TD_E_NOMEM, "out of memory");
+	if (access(*path, X_OK) < 0)
+		return td_error_set(err, TD_E_NOT_FOUND, "%s: cannot run %s: %s", setting, *path, strerror(errno));
+	return 0;
+}
+
+static void name_model(const struct td_daemon_config *c, struct td_model *m)
+{
+	const char *name = c->name[0] ? c->name : c->target, *slash;
+	size_t n = strlen(name);
+
+	while (!c->name[0] && n > 1 && name[n - 1] == '/')
+		n--;
+	slash = c->name[0] ? NULL : memrchr(name, '/', n);
+	if (slash && slash + 1 < name + n) {
+		n -= (size_t)(slash + 1 - name);
+		name = slash + 1;
+	}
+	snprintf(m->name, sizeof(m->name), "%.*s", (int)n, name);
+	if (!td_utf8_check(m->name, strlen(m->name)))
+		snprintf(m->name, sizeof(m->name), "model");
+}
+
+int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	int rc;
+
+	memset(m, 0, sizeof(*m));
+	if ((rc = load_configs(c, m, err)) || (rc = load_tokenizer(c, m, err)) || (rc = plan(c, m, err)) ||
+	    (rc = find_worker("engine.target_worker", c->target_worker, "tandem-target", &m->target_worker, err)) ||
+	    (m->has_drafter && (rc = find_worker("engine.drafter_worker", c->drafter_worker, "tandem-drafter", &m->drafter_worker, err)))) {
+		td_model_finish(m);
+		return rc;
+	}
+	find_ends(m);
+	name_model(c, m);
+	return 0;
+}
+
+void td_model_finish(struct td_model *m)
+{
+	td_tokenizer_free(m->tokenizer);
+	free(m->target_worker);
+	free(m->drafter_worker);
+	m->tokenizer = NULL;
+	m->target_worker = m->drafter_worker = NULL;
+}

@@ -1,0 +1,112 @@
+/*
+ * status.c: the figures that a client may ask for. Everything is read where it lives; nothing is kept for the sake of this message.
+ */
+#include <string.h>
+#include <sys/resource.h>
+
+#include "daemon/daemon.h"
+
+const char *td_status_state(const struct td_daemon *d)
+{
+	if (d->draining)
+		return "draining";
+	if (td_supervisor_failed(d))
+		return "failed";
+	if (td_supervisor_serving(d))
+		return "ready";
+	return d->target.restarts || d->drafter.restarts ? "degraded" : "loading";
+}
+
+static const char *worker_state(const struct td_child *w)
+{
+	if (w->failed && w->state != TD_CHILD_READY)
+		return "failed";
+	switch (w->state) {
+	case TD_CHILD_STARTING:
+		return "starting";
+	case TD_CHILD_LOADING:
+		return "loading";
+	case TD_CHILD_READY:
+		return "ready";
+	default:
+		return w->lives ? "restarting" : "starting";
+	}
+}
+
+static void worker_fill(const struct td_daemon *d, const struct td_child *w, Tandem__WorkerStatus *o)
+{
+	struct td_worker_stats *st = w == &d->target ? &d->shm->stats_target : &d->shm->stats_drafter;
+
+	tandem__worker_status__init(o);
+	o->role = (char *)w->name;
+	o->state = (char *)worker_state(w);
+	o->has_pid = w->pid > 0;
+	o->pid = (uint32_t)w->pid;
+	o->device = w->device[0] ? (char *)w->device : NULL;
+	o->restarts = (uint32_t)w->restarts;
+	if (w->state == TD_CHILD_LOADING) {
+		o->stage = (char *)w->stage;
+		o->has_done = o->has_total = 1;
+		o->done = w->stage_done;
+		o->total = w->stage_total;
+	}
+	if (w->was_ready) {
+		o->has_weights_bytes = o->has_cache_bytes = o->has_load_us = o->has_imported = 1;
+		o->weights_bytes = w->weights_bytes;
+		o->cache_bytes = w->cache_bytes;
+		o->load_us = w->load_us;
+		o->imported = w->imported;
+	}
+#define READ(field) (o->has_##field = 1, o->field = atomic_load_explicit(&st->field, memory_order_relaxed))
+	READ(steps);
+	READ(step_us);
+	READ(wait_us);
+	READ(commit_us);
+	READ(prefill_tokens);
+	READ(prefill_us);
+#undef READ
+}
+
+void td_status_send(struct td_session *s, uint64_t tag)
+{
+	const struct td_daemon *d = s->d;
+	Tandem__Status st = TANDEM__STATUS__INIT;
+	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
+	Tandem__WorkerStatus worker[2], *list[2] = {&worker[0], &worker[1]};
+	struct rusage ru;
+
+	st.server = (char *)"tandemd " TD_VERSION;
+	st.model = (char *)d->model.name;
+	st.state = (char *)td_status_state(d);
+	st.uptime_us = td_now_us() - d->started_us;
+	st.slots = (uint32_t)d->model.shm.slots;
+	st.slots_used = (uint32_t)td_scheduler_used(d);
+	st.queued = (uint32_t)d->queue.n;
+	st.connections = (uint32_t)d->n_sessions;
+	st.requests = d->count.requests;
+	st.finished = d->count.finished;
+	st.cancelled = d->count.cancelled;
+	st.failed = d->count.failed;
+	st.prompt_tokens = d->count.prompt_tokens;
+	st.output_tokens = d->count.output_tokens;
+	st.cycles = d->count.cycles;
+	st.drafted = d->count.drafted;
+	st.accepted = d->count.accepted;
+	st.accepted_at = (uint64_t *)d->count.accepted_at;
+	st.n_accepted_at = (size_t)d->model.k;
+	worker_fill(d, &d->target, &worker[0]);
+	st.n_worker = 1;
+	if (d->model.has_drafter) {
+		worker_fill(d, &d->drafter, &worker[1]);
+		st.n_worker = 2;
+	}
+	st.worker = list;
+	if (getrusage(RUSAGE_SELF, &ru) == 0)
+		st.daemon_cpu_us = (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 + (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
+	st.last_error = d->last_error[0] ? (char *)d->last_error : NULL;
+	st.context = (uint32_t)d->model.shm.context;
+	m.tag = tag;
+	m.body_case = TANDEM__SERVER_MESSAGE__BODY_STATUS;
+	m.status = &st;
+	td_session_send(s, &m);
+}

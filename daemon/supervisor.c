@@ -1,0 +1,321 @@
+/*
+ * supervisor.c: keeps both workers alive, one way or another.
+ *
+ * The target comes first; the drafter needs the target's arena. A worker that ends, fails, or makes no progress is replaced, sooner at first, later
+ * when that does not help; when it can't be had at all the daemon says so to clients, and goes on trying.
+ * After the death of a worker that had been ready a new epoch begins: what lies in rings and flags is void, the survivor drops its requests and
+ * answers RESET_DONE, and the running requests wait in the queue, with what they have committed, until both are ready.
+ * What must never happen: a successor before its predecessor was reaped; a request started between an epoch's beginning and the survivor's answer.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "daemon/daemon.h"
+#include "engine/log.h"
+
+enum {
+	S = 1000000,
+	RETRY_FAILED_US = 30 * S,
+	FAILURES_WINDOW_US = 60 * S,
+	FAILURES_MAX = 5,
+	REAP_US = 5 * S, /* a worker that said Failure ends by itself within this */
+};
+
+static struct td_child *other(struct td_daemon *d, const struct td_child *c)
+{
+	return c == &d->target ? &d->drafter : &d->target;
+}
+
+int td_supervisor_serving(const struct td_daemon *d)
+{
+	const struct td_child *t = &d->target, *r = &d->drafter;
+
+	return t->state == TD_CHILD_READY && !t->reset_wait && (r->state == TD_CHILD_OFF || (r->state == TD_CHILD_READY && !r->reset_wait));
+}
+
+const struct td_child *td_supervisor_failed(const struct td_daemon *d)
+{
+	if (d->target.failed)
+		return &d->target;
+	return d->drafter.failed ? &d->drafter : NULL;
+}
+
+void td_supervisor_progress(struct td_daemon *d)
+{
+	d->target.failures = d->drafter.failures = 0;
+}
+
+/* ---- epochs ------------------------------------------------------------------------------------------------------------------------ */
+
+static void raise_epoch(struct td_daemon *d)
+{
+	struct td_shm *shm = d->shm;
+	uint32_t old = d->epoch++;
+
+	if (d->drafter.state != TD_CHILD_READY)
+		atomic_store(&shm->drafter_present, 0);
+	atomic_store(&shm->epoch, d->epoch);
+	atomic_store(&shm->target.value, TD_FLAG_POISON(old));
+	atomic_store(&shm->drafter.value, TD_FLAG_POISON(old));
+	td_bell_ring(&shm->bell_target);
+	td_bell_ring(&shm->bell_drafter);
+	for (struct td_child *c = &d->target; c; c = c == &d->target ? &d->drafter : NULL) {
+		if (c->state != TD_CHILD_READY)
+			continue;
+		c->reset_wait = 1;
+		c->reset_us = td_now_us();
+	}
+	td_scheduler_reset(d);
+}
+
+void td_supervisor_reset_done(struct td_daemon *d, struct td_child *c, uint32_t epoch)
+{
+	if (epoch == d->epoch)
+		c->reset_wait = 0;
+}
+
+/* ---- failures ---------------------------------------------------------------------------------------------------------------------- */
+
+/* What will be the same the next time: files and settings, as opposed to crashes. */
+static int is_lasting(int code)
+{
+	switch (code) {
+	case TD_E_NOT_FOUND:
+	case TD_E_INVALID:
+	case TD_E_FORMAT:
+	case TD_E_UNSUPPORTED:
+	case TD_E_MISMATCH:
+	case TD_E_PERMISSION:
+		return 1;
+	}
+	return 0;
+}
+
+static void give_up(struct td_child *c)
+{
+	struct td_daemon *d = c->d;
+	struct td_request *r, *next;
+
+	if (!c->failed)
+		td_log(TD_LOG_ERROR, "the %s worker cannot be had; requests are refused, it is tried again every %d s", c->name, RETRY_FAILED_US / S);
+	c->failed = 1;
+	c->retry_us = td_now_us() + RETRY_FAILED_US;
+	HASH_ITER(hh, d->requests, r, next)
+		if (r->state == TD_REQ_QUEUED)
+			td_request_fail(d, r, TD_E_WORKER, "the %s worker cannot be had: %s; it is tried again every %d s", c->name, c->why_text,
+					RETRY_FAILED_US / S);
+}
+
+/* When the next life begins. */
+static void note_failure(struct td_child *c)
+{
+	static const int delay_ms[] = {0, 500, 1000, 2000, 4000, 8000, 16000, 30000};
+	int last = (int)(sizeof(delay_ms) / sizeof(*delay_ms)) - 1, step = c->failures < last ? c->failures : last;
+	uint64_t now = td_now_us(), fifth_last;
+
+	td_log(TD_LOG_ERROR, "the %s worker is gone: %s", c->name, c->why_text);
+	snprintf(c->d->last_error, sizeof(c->d->last_error), "%s: %.400s", c->name, c->why_text);
+	fifth_last = c->failed_at_us[c->failures % FAILURES_MAX];
+	c->failed_at_us[c->failures % FAILURES_MAX] = now;
+	c->failures++;
+	c->retry_us = now + (uint64_t)delay_ms[step] * 1000;
+	if (c->failed || is_lasting(c->why) || (c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US))
+		give_up(c);
+}
+
+void td_child_gone(struct td_child *c)
+{
+	struct td_daemon *d = c->d;
+	int was_ready = c->was_ready;
+
+	c->state = TD_CHILD_DOWN;
+	c->pid = 0;
+	c->was_ready = 0;
+	c->retry_us = td_now_us();
+	if (d->draining == 2)
+		return;
+	if (was_ready)
+		raise_epoch(d);
+	if (c->why != TD_E_STALE)
+		note_failure(c);
+}
+
+void td_child_ready(struct td_child *c)
+{
+	struct td_daemon *d = c->d;
+	struct td_child *o = other(d, c);
+
+	td_log(TD_LOG_INFO, "the %s worker is ready: %s, %.1f MiB of weights%s, %.1f MiB of cache, %.2f s", c->name, c->device,
+	       (double)c->weights_bytes / (1 << 20), c->imported ? " (taken over)" : "", (double)c->cache_bytes / (1 << 20), (double)c->load_us / S);
+	c->failed = 0;
+	c->progress_us = td_now_us();
+	if (c == &d->drafter)
+		atomic_store(&d->shm->drafter_present, 1);
+	/* A target that could not take over its arena made a new one: a drafter that still reads the old one must not go on. */
+	else if (!c->imported && o->life && o->state != TD_CHILD_ENDING)
+		td_child_kill(o, TD_E_STALE, "the target has new memory");
+}
+
+/* ---- time -------------------------------------------------------------------------------------------------------------------------- */
+
+/* 1 when the worker has had work and has got nothing done for watchdog_s. */
+static int is_stalled(struct td_child *c, uint64_t now)
+{
+	struct td_shm *shm = c->d->shm;
+	int is_target = c == &c->d->target;
+	struct td_worker_stats *st = is_target ? &shm->stats_target : &shm->stats_drafter;
+	uint64_t progress = atomic_load(&st->progress);
+	int work = atomic_load(&st->busy) != 0;
+
+	if (is_target)
+		work |= atomic_load(&shm->to_target.head) != atomic_load(&shm->to_target.tail);
+	else
+		work |= atomic_load(&shm->drafter.value) < atomic_load(&shm->target.value);
+	if (!work || progress != c->progress || c->progress_us == 0) {
+		c->progress = progress;
+		c->progress_us = now;
+	}
+	return now - c->progress_us > (uint64_t)c->d->cfg.watchdog_s * S;
+}
+
+/* Each waits for the other inside a cycle, so both stand still when one hangs. The flags tell who owes the next step. */
+static void watchdog(struct td_daemon *d, uint64_t now)
+{
+	int limit = d->cfg.watchdog_s;
+	int target = d->target.state == TD_CHILD_READY && !d->target.reset_wait && is_stalled(&d->target, now);
+	int drafter = d->drafter.state == TD_CHILD_READY && !d->drafter.reset_wait && is_stalled(&d->drafter, now);
+	int drafter_owes = d->drafter.state == TD_CHILD_READY && atomic_load(&d->shm->drafter.value) < atomic_load(&d->shm->target.value);
+
+	if (drafter && drafter_owes)
+		td_child_kill(&d->drafter, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
+	else if (target)
+		td_child_kill(&d->target, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
+}
+
+static void spawn(struct td_child *c)
+{
+	struct td_error err;
+
+	if (td_child_spawn(c, &err) == 0) {
+		td_log(TD_LOG_INFO, "the %s worker starts as process %d%s", c->name, (int)c->pid, c->restarts ? " (again)" : "");
+		return;
+	}
+	c->why = err.code;
+	snprintf(c->why_text, sizeof(c->why_text), "%s", err.text);
+	note_failure(c);
+}
+
+static void check(struct td_child *c, uint64_t now)
+{
+	struct td_daemon *d = c->d;
+
+	switch (c->state) {
+	case TD_CHILD_OFF:
+		return;
+	case TD_CHILD_DOWN:
+		if (now >= c->retry_us && d->draining < 2 && (c == &d->target || d->target.state == TD_CHILD_READY))
+			spawn(c);
+		return;
+	case TD_CHILD_STARTING:
+	case TD_CHILD_LOADING:
+		if (now > c->since_us + (uint64_t)d->cfg.load_timeout_s * S)
+			td_child_kill(c, TD_E_DEADLINE, "it made no progress for %d s while %s", d->cfg.load_timeout_s,
+				      c->state == TD_CHILD_STARTING ? "starting" : "loading");
+		return;
+	case TD_CHILD_READY:
+		if (c->reset_wait && now > c->reset_us + (uint64_t)d->cfg.watchdog_s * S)
+			td_child_kill(c, TD_E_DEADLINE, "it has not dropped its requests %d s after the other worker ended", d->cfg.watchdog_s);
+		return;
+	case TD_CHILD_ENDING:
+		if (now > c->since_us + REAP_US)
+			td_child_kill(c, TD_E_DEADLINE, "it does not end");
+		return;
+	}
+}
+
+void td_supervisor_check(struct td_daemon *d, uint64_t now_us)
+{
+	check(&d->target, now_us);
+	check(&d->drafter, now_us);
+	watchdog(d, now_us);
+}
+
+/* ---- open, close ------------------------------------------------------------------------------------------------------------------- */
+
+static void on_events(uv_poll_t *poll, int status, int events)
+{
+	struct td_child *c = poll->data;
+	uint64_t n;
+
+	(void)events;
+	if (status < 0 || read(c->events_fd, &n, sizeof(n)) < 0) {
+		/* nothing there after all: the ring is looked at anyway */
+	}
+	if (c == &c->d->target)
+		td_scheduler_read_target(c->d);
+	else
+		td_scheduler_read_drafter(c->d);
+}
+
+static int child_open(struct td_daemon *d, struct td_child *c, Tandem__Worker__Role role, const char *name, struct td_error *err)
+{
+	c->d = d;
+	c->role = role;
+	c->name = name;
+	c->state = TD_CHILD_DOWN;
+	c->arena_fd = -1;
+	c->events_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (c->events_fd < 0)
+		return td_error_set(err, TD_E_LIMIT, "cannot make an eventfd: %s", strerror(errno));
+	uv_poll_init(&d->loop, &c->events, c->events_fd);
+	c->events.data = c;
+	uv_poll_start(&c->events, UV_READABLE, on_events);
+	return 0;
+}
+
+int td_supervisor_open(struct td_daemon *d, struct td_error *err)
+{
+	int rc = child_open(d, &d->target, TANDEM__WORKER__ROLE__TARGET, "target", err);
+
+	d->drafter.arena_fd = d->drafter.events_fd = -1;
+	d->drafter.d = d;
+	d->drafter.name = "drafter";
+	if (!rc && d->model.has_drafter)
+		rc = child_open(d, &d->drafter, TANDEM__WORKER__ROLE__DRAFTER, "drafter", err);
+	if (rc)
+		return rc;
+	d->epoch = 1;
+	atomic_store(&d->shm->epoch, d->epoch);
+	return 0;
+}
+
+static void child_close(struct td_child *c)
+{
+	char path[4096];
+
+	if (c->events.data)
+		uv_close((uv_handle_t *)&c->events, NULL);
+	if (c->events_fd >= 0)
+		close(c->events_fd);
+	if (c->arena_fd >= 0)
+		close(c->arena_fd);
+	if (c->arena)
+		tandem__worker__arena__free_unpacked(c->arena, NULL);
+	c->arena = NULL;
+	c->events_fd = c->arena_fd = -1;
+	snprintf(path, sizeof(path), "%s/%s.ipc", c->d->cfg.runtime_dir, c->name);
+	unlink(path);
+}
+
+void td_supervisor_close(struct td_daemon *d)
+{
+	if (d->target.d)
+		child_close(&d->target);
+	if (d->drafter.d)
+		child_close(&d->drafter);
+}
