@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CONFIG_CAP = 16 << 20, BLOCK_CAP = 1024 };
+enum { CONFIG_CAP = 16 << 20, BLOCK_CAP = 1024, HEAD_CAP = 256 }; /* HEAD_CAP: what the kernels are written for */
 
 /* A value that leaves the mathematics as they are: absent, null, false, 0. */
 static int is_off(const json_t *v)
@@ -53,7 +53,7 @@ static void sizes(struct td__cfg *c, const json_t *o, struct td_drafter_config *
 	d->vocab = td__cfg_int(c, o, "vocab_size", 2, 1 << 22, TD__REQUIRED);
 	d->heads = td__cfg_int(c, o, "num_attention_heads", 1, 512, TD__REQUIRED);
 	d->kv_heads = td__cfg_int(c, o, "num_key_value_heads", 1, 512, d->heads);
-	d->head_dim = td__cfg_int(c, o, "head_dim", 8, 1024, c->rc ? 8 : d->hidden / d->heads);
+	d->head_dim = td__cfg_int(c, o, "head_dim", 8, HEAD_CAP, c->rc ? 8 : d->hidden / d->heads);
 	d->max_position = td__cfg_int(c, o, "max_position_embeddings", 1, 1 << 26, TD__REQUIRED);
 	d->eps = (float)td__cfg_real(c, o, "rms_norm_eps", 1e-12, 0.1, 1e-6);
 	d->target_layers = td__cfg_int(c, o, "num_target_layers", 1, TD_LAYERS_MAX, 0);
@@ -62,8 +62,8 @@ static void sizes(struct td__cfg *c, const json_t *o, struct td_drafter_config *
 		return;
 	if (partial != 1)
 		td__cfg_fail(c, TD_E_UNSUPPORTED, "partial_rotary_factor is %g; a drafter rotates whole heads", partial);
-	if (d->head_dim < 8 || d->head_dim % 2)
-		td__cfg_fail(c, TD_E_FORMAT, "head_dim is %d; it must be even and at least 8", d->head_dim);
+	if (d->head_dim < 8 || d->head_dim > HEAD_CAP || d->head_dim % 2)
+		td__cfg_fail(c, TD_E_FORMAT, "head_dim is %d; it must be even and lie in 8..%d", d->head_dim, HEAD_CAP);
 	if (d->heads % d->kv_heads)
 		td__cfg_fail(c, TD_E_FORMAT, "num_attention_heads %d is no multiple of num_key_value_heads %d", d->heads, d->kv_heads);
 }

@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { CONFIG_CAP = 16 << 20 };
+enum { CONFIG_CAP = 16 << 20, HEAD_CAP = 256 }; /* HEAD_CAP: what the kernels are written for */
 
 static void eos_add(struct td__cfg *c, struct td_target_config *t, int id)
 {
@@ -67,11 +67,11 @@ static void sizes(struct td__cfg *c, const json_t *o, struct td_target_config *t
 	t->vocab = td__cfg_int(c, o, "vocab_size", 2, 1 << 22, TD__REQUIRED);
 	t->heads = td__cfg_int(c, o, "num_attention_heads", 1, 512, TD__REQUIRED);
 	t->kv_heads = td__cfg_int(c, o, "num_key_value_heads", 1, 512, t->heads);
-	t->head_dim = td__cfg_int(c, o, "head_dim", 8, 1024, TD__REQUIRED);
+	t->head_dim = td__cfg_int(c, o, "head_dim", 8, HEAD_CAP, TD__REQUIRED);
 	t->k_heads = td__cfg_int(c, o, "linear_num_key_heads", 1, 512, TD__REQUIRED);
 	t->v_heads = td__cfg_int(c, o, "linear_num_value_heads", 1, 512, TD__REQUIRED);
-	t->k_dim = td__cfg_int(c, o, "linear_key_head_dim", 8, 1024, TD__REQUIRED);
-	t->v_dim = td__cfg_int(c, o, "linear_value_head_dim", 8, 1024, TD__REQUIRED);
+	t->k_dim = td__cfg_int(c, o, "linear_key_head_dim", 8, HEAD_CAP, TD__REQUIRED);
+	t->v_dim = td__cfg_int(c, o, "linear_value_head_dim", 8, HEAD_CAP, TD__REQUIRED);
 	t->conv_kernel = td__cfg_int(c, o, "linear_conv_kernel_dim", 1, 64, TD_CONV_TAIL + 1);
 	t->max_position = td__cfg_int(c, o, "max_position_embeddings", 1, 1 << 26, TD__REQUIRED);
 	t->eps = (float)td__cfg_real(c, o, "rms_norm_eps", 1e-12, 0.1, 1e-6);
