@@ -1,0 +1,250 @@
+/*
+ * test_weights_cpu.c: the models that ship with tandem, on the CPU backend: both load, their linear maps compute what the files' codes and scales say,
+ * a successor finds them through the arena's file descriptor, and a changed byte is noticed.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/model.h"
+#include "engine/safetensors.h"
+
+#define TARGET "models/tiny/target-int4"
+#define DRAFTER "models/tiny/drafter-int4"
+#define BF16_TARGET "../shared/models/tiny/target-bf16"
+#define BF16_DRAFTER "../shared/models/tiny/drafter-bf16"
+
+static const struct td_ops *ops = &td_cpu_ops;
+static struct td_dev *dev;
+static struct td_error err;
+static char print[256];
+
+#define OK(call) \
+	do { \
+		int rc_ = (call); \
+		if (rc_) \
+			fail_msg("%s: %s: %s", #call, td_error_name(rc_), err.text); \
+	} while (0)
+
+static int setup(void **state)
+{
+	struct td_dev_options opt = { .threads = 1, .slots = 1 };
+
+	(void)state;
+	return ops->open(&dev, &opt, &err);
+}
+
+static int teardown(void **state)
+{
+	(void)state;
+	ops->close(dev);
+	return 0;
+}
+
+static float bf16(const void *data, size_t i)
+{
+	uint16_t h;
+	uint32_t bits;
+	float f;
+
+	memcpy(&h, (const char *)data + 2 * i, 2);
+	bits = (uint32_t)h << 16;
+	memcpy(&f, &bits, 4);
+	return f;
+}
+
+/* Element (row, col) of a module, from the file alone: BF16, or (nibble - 8) * scale. */
+static float element(struct td_st *st, const char *module, int row, int col, int in)
+{
+	const struct td_st_tensor *w, *s;
+	char name[160];
+	uint32_t word;
+
+	snprintf(name, sizeof(name), "%s.weight", module);
+	w = td_st_find(st, name);
+	if (w)
+		return bf16(w->data, (size_t)row * (size_t)in + (size_t)col);
+	snprintf(name, sizeof(name), "%s.weight_packed", module);
+	w = td_st_find(st, name);
+	snprintf(name, sizeof(name), "%s.weight_scale", module);
+	s = td_st_find(st, name);
+	assert_true(w && s);
+	memcpy(&word, (const char *)w->data + 4 * ((size_t)row * (size_t)w->dim[1] + (size_t)col / 8), 4);
+	return (float)((int)(word >> (4 * (col % 8)) & 15) - 8) * bf16(s->data, (size_t)row * (size_t)s->dim[1] + (size_t)col / (size_t)(in / s->dim[1]));
+}
+
+/* W e_c for some columns c: every row of the map must be the file's column. */
+static void map_is(struct td_st *st, const struct td_fused *f, int in, const char *const *module, const int *out, int n)
+{
+	float *x = ops->alloc(dev, (size_t)in * 4, &err), *y = ops->alloc(dev, (size_t)f->out * 4, &err);
+	float *host = calloc((size_t)(in + f->out), 4);
+
+	assert_true(x && y && host);
+	for (int c = 1; c < in; c += in / 5) {
+		memset(host, 0, (size_t)in * 4);
+		host[c] = 1;
+		ops->upload(dev, x, host, (size_t)in * 4);
+		td_fused_apply(ops, dev, (struct td_tensor){ x, TD_F32, 1, in, in }, f, (struct td_tensor){ y, TD_F32, 1, f->out, f->out });
+		OK(ops->download(dev, host + in, y, (size_t)f->out * 4, &err));
+		for (int m = 0, row = 0; m < n; m++)
+			for (int r = 0; r < out[m]; r++, row++) {
+				float want = element(st, module[m], r, c, in), got = host[in + row];
+
+				if (fabsf(got - want) > 1e-6f * fabsf(want))
+					fail_msg("%s (%d, %d): %g, the file says %g", module[m], r, c, (double)got, (double)want);
+			}
+	}
+	ops->free(dev, x);
+	ops->free(dev, y);
+	free(host);
+}
+
+#define MAP(st, f, in, ...) \
+	do { \
+		static const struct { \
+			const char *name; \
+			int out; \
+		} list_[] = { __VA_ARGS__ }; \
+		const char *names_[4]; \
+		int outs_[4], n_ = (int)(sizeof(list_) / sizeof(*list_)); \
+		for (int i_ = 0; i_ < n_; i_++) { \
+			names_[i_] = list_[i_].name; \
+			outs_[i_] = list_[i_].out; \
+		} \
+		map_is(st, f, in, names_, outs_, n_); \
+	} while (0)
+
+static struct td_fused single(struct td_linear w)
+{
+	return (struct td_fused){ .n = 1, .out = w.out, .part = { w } };
+}
+
+static void target_maps(const char *dir, int kind)
+{
+	struct td_target_weights *w;
+	struct td_fused f;
+	struct td_st *st;
+
+	OK(td_st_open(dir, &st, &err));
+	OK(td_target_weights_load(ops, dev, dir, NULL, NULL, NULL, &w, print, &err));
+	assert_int_equal(w->cfg.layers, 8);
+	assert_true(w->layer[3].full && w->layer[7].full && !w->layer[0].full);
+	assert_int_equal(w->layer[0].qkvz.part[0].kind, kind);
+	assert_int_equal(w->layer[0].ba.part[0].kind, TD_W_BF16);
+	assert_true(w->layer[0].qkvz.n == 1 && w->layer[0].qkvz.out == 3072 && w->layer[3].qkv.n == 1 && w->layer[3].qkv.out == 2560);
+	assert_int_equal(w->layer[0].gate_up.out, 2048);
+	assert_int_equal(w->layer[3].attn.rotary_dim, 64);
+	assert_ptr_equal(w->head.data, w->embed.data);
+	MAP(st, &w->layer[4].qkvz, 512, { "model.layers.4.linear_attn.in_proj_qkv", 2048 }, { "model.layers.4.linear_attn.in_proj_z", 1024 });
+	MAP(st, &w->layer[4].ba, 512, { "model.layers.4.linear_attn.in_proj_b", 8 }, { "model.layers.4.linear_attn.in_proj_a", 8 });
+	MAP(st, &w->layer[7].qkv, 512, { "model.layers.7.self_attn.q_proj", 2048 }, { "model.layers.7.self_attn.k_proj", 256 },
+	    { "model.layers.7.self_attn.v_proj", 256 });
+	MAP(st, &w->layer[7].gate_up, 512, { "model.layers.7.mlp.gate_proj", 1024 }, { "model.layers.7.mlp.up_proj", 1024 });
+	f = single(w->layer[0].down);
+	MAP(st, &f, 1024, { "model.layers.0.mlp.down_proj", 512 });
+	f = single(w->layer[3].o);
+	MAP(st, &f, 1024, { "model.layers.3.self_attn.o_proj", 512 });
+	f = single(w->head);
+	MAP(st, &f, 512, { "model.embed_tokens", 8192 });
+	td_target_weights_free(ops, dev, w);
+	td_st_close(st);
+}
+
+static void drafter_maps(const char *dir, int kind)
+{
+	struct td_drafter_weights *w;
+	struct td_fused f;
+	struct td_st *st;
+
+	OK(td_st_open(dir, &st, &err));
+	OK(td_drafter_weights_load(ops, dev, dir, NULL, NULL, NULL, &w, print, &err));
+	assert_true(w->cfg.layers == 3 && w->cfg.mask_id == 8185 && w->cfg.block == 16 && w->cfg.n_taps == 3);
+	assert_int_equal(w->fc.kind, kind);
+	assert_int_equal(w->layer[0].attn.causal, 0);
+	f = single(w->fc);
+	MAP(st, &f, 1536, { "fc", 512 });
+	MAP(st, &w->layer[1].qkv, 512, { "layers.1.self_attn.q_proj", 512 }, { "layers.1.self_attn.k_proj", 256 }, { "layers.1.self_attn.v_proj", 256 });
+	MAP(st, &w->layer[2].kv, 512, { "layers.2.self_attn.k_proj", 256 }, { "layers.2.self_attn.v_proj", 256 });
+	td_drafter_weights_free(ops, dev, w);
+	td_st_close(st);
+}
+
+static void test_shipped(void **state)
+{
+	struct td_target_config t;
+	struct td_drafter_config d;
+
+	(void)state;
+	target_maps(TARGET, TD_W_INT4);
+	drafter_maps(DRAFTER, TD_W_INT4);
+	OK(td_target_config_load(TARGET, &t, &err));
+	OK(td_drafter_config_load(DRAFTER, &d, &err));
+	OK(td_pair_check(&t, &d, &err));
+	assert_true(t.n_eos == 2 && t.eos[0] == 8184 && t.eos[1] == 8182);
+	assert_true(t.quant.bits == 4 && t.quant.group == 32 && d.quant.group == 128);
+}
+
+static void test_bf16(void **state)
+{
+	(void)state;
+	if (access(BF16_TARGET, R_OK) != 0 || access(BF16_DRAFTER, R_OK) != 0)
+		skip();
+	target_maps(BF16_TARGET, TD_W_BF16);
+	drafter_maps(BF16_DRAFTER, TD_W_BF16);
+}
+
+/* What a supervisor does: keep the fd and the seal, let the maker go, hand both to a successor. */
+static void test_successor(void **state)
+{
+	struct td_drafter_weights *w, *next;
+	struct td_arena_seal seal;
+	struct td_arena kept;
+	size_t fc, size;
+	char byte;
+	int fd;
+
+	(void)state;
+	OK(td_drafter_weights_load(ops, dev, DRAFTER, NULL, NULL, NULL, &w, print, &err));
+	OK(td_arena_seal_make(ops, dev, &w->arena, print, &seal, &err));
+	fc = (size_t)((char *)w->fc.data - (char *)w->arena.base);
+	size = w->arena.size;
+	fd = dup(w->arena.fd);
+	td_drafter_weights_free(ops, dev, w);
+
+	OK(ops->arena_import(dev, dup(fd), size, 0, &kept, &err));
+	OK(td_arena_seal_check(ops, dev, &kept, &seal, &err));
+	OK(td_drafter_weights_load(ops, dev, DRAFTER, &kept, NULL, NULL, &next, print, &err));
+	assert_string_equal(print, seal.fingerprint);
+	assert_int_equal((char *)next->fc.data - (char *)next->arena.base, fc);
+
+	OK(ops->download(dev, &byte, next->fc.data, 1, &err));
+	byte ^= 4;
+	ops->upload(dev, next->fc.data, &byte, 1);
+	assert_int_equal(td_arena_seal_check(ops, dev, &next->arena, &seal, &err), TD_E_FORMAT);
+	byte ^= 4;
+	ops->upload(dev, next->fc.data, &byte, 1);
+	OK(td_arena_seal_check(ops, dev, &next->arena, &seal, &err));
+	td_drafter_weights_free(ops, dev, next);
+	td_arena_seal_finish(&seal);
+	close(fd);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_shipped),
+		cmocka_unit_test(test_bf16),
+		cmocka_unit_test(test_successor),
+	};
+
+	return cmocka_run_group_tests(tests, setup, teardown);
+}
