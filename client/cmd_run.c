@@ -25,33 +25,11 @@ struct run {
 	char last; /* of the text on stdout */
 	int finished;
 	json_t *ids, *logprobs;
-	struct {
-		char *data;
-		size_t n, size;
-	} text; /* for --json */
+	struct td_text text; /* for --json */
 	struct tandem_accepted accepted;
 	struct tandem_finish finish;
 	char stop[260]; /* finish.stop outlives its callback here */
 };
-
-static int keep_text(struct run *r, const char *text)
-{
-	size_t n = strlen(text), size = r->text.size ? r->text.size : 4096;
-	char *grown;
-
-	while (size < r->text.n + n + 1)
-		size *= 2;
-	if (size > r->text.size) {
-		grown = realloc(r->text.data, size);
-		if (!grown)
-			return -1;
-		r->text.data = grown;
-		r->text.size = size;
-	}
-	memcpy(r->text.data + r->text.n, text, n + 1);
-	r->text.n += n;
-	return 0;
-}
 
 static void event(json_t *j)
 {
@@ -89,7 +67,7 @@ static int on_delta(void *ctx, const struct tandem_delta *d)
 			json_array_extend(r->logprobs, more);
 			json_decref(more);
 		}
-		return keep_text(r, d->text);
+		return td_text_add(&r->text, d->text);
 	} else if (*d->text) {
 		fputs(d->text, stdout);
 		r->last = d->text[strlen(d->text) - 1];
@@ -108,18 +86,6 @@ static void on_finish(void *ctx, const struct tandem_finish *f)
 		r->finish.stop = r->stop;
 	}
 	r->finished = 1;
-}
-
-static void print_stats(const struct run *r)
-{
-	const struct tandem_finish *f = &r->finish;
-	double prefill = (double)f->prefill_us / 1e6, decode = (double)f->decode_us / 1e6;
-
-	fprintf(stderr, "[%s; prompt %u tokens in %.3f s (%.0f/s), answer %u tokens in %.3f s (%.1f/s), waited %.3f s;", td_reason_name(f->reason),
-		f->prompt_tokens, prefill, prefill > 0 ? f->prompt_tokens / prefill : 0, f->output_tokens, decode,
-		decode > 0 && f->output_tokens > 1 ? (f->output_tokens - 1) / decode : 0, (double)f->queue_us / 1e6);
-	fprintf(stderr, " %u cycles, %u of %u drafts accepted, acceptance length %.2f; seed %llu]\n", f->cycles, f->accepted, f->drafted,
-		td_acceptance(f->accepted, f->cycles), (unsigned long long)f->seed);
 }
 
 /* The last words on stdout, after the answer or the error. */
@@ -175,7 +141,7 @@ static int ask(struct run *r, const char *prompt)
 	else if (r->finish.reason == TANDEM_FAILED)
 		code = TD_EXIT_FAILED;
 	if (r->finished && r->stats)
-		print_stats(r);
+		td_say_stats(&r->finish);
 	if (td_flush_stdout("run"))
 		code = TD_EXIT_FAILED;
 	json_decref(r->ids);

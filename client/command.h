@@ -25,6 +25,15 @@ int td_cmd_bench(int argc, char **argv);
 int td_say_error(const char *command, const struct tandem_error *e);
 int td_exit_code(const struct tandem_error *e);
 
+/* One line of figures on stderr. */
+void td_say_stats(const struct tandem_finish *f);
+
+struct td_text { /* data NULL or a string of n bytes; free(data) */
+	char *data;
+	size_t n, size;
+};
+int td_text_add(struct td_text *t, const char *more); /* -1: no memory, nothing changed */
+
 struct td_common { /* options of every command that talks to the daemon */
 	const char *socket, *tenant;
 };

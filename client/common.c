@@ -41,6 +41,37 @@ int td_say_error(const char *command, const struct tandem_error *e)
 	return td_exit_code(e);
 }
 
+void td_say_stats(const struct tandem_finish *f)
+{
+	double prefill = (double)f->prefill_us / 1e6, decode = (double)f->decode_us / 1e6;
+
+	fprintf(stderr, "[%s; prompt %u tokens in %.3f s (%.0f/s), answer %u tokens in %.3f s (%.1f/s), waited %.3f s;", td_reason_name(f->reason),
+		f->prompt_tokens, prefill, prefill > 0 ? f->prompt_tokens / prefill : 0, f->output_tokens, decode,
+		decode > 0 && f->output_tokens > 1 ? (f->output_tokens - 1) / decode : 0, (double)f->queue_us / 1e6);
+	fprintf(stderr, " %u cycles, %u of %u drafts accepted, acceptance length %.2f; seed %llu]\n", f->cycles, f->accepted, f->drafted,
+		td_acceptance(f->accepted, f->cycles), (unsigned long long)f->seed);
+}
+
+/* A buffer of text that grows; what it holds is always a string. */
+int td_text_add(struct td_text *t, const char *more)
+{
+	size_t n = strlen(more), size = t->size ? t->size : 4096;
+	char *grown;
+
+	while (size < t->n + n + 1)
+		size *= 2;
+	if (size > t->size) {
+		grown = realloc(t->data, size);
+		if (!grown)
+			return -1;
+		t->data = grown;
+		t->size = size;
+	}
+	memcpy(t->data + t->n, more, n + 1);
+	t->n += n;
+	return 0;
+}
+
 /* ---- connection -------------------------------------------------------------------------------------------------------------------- */
 
 void td_common_options(struct td_common *c, struct td_option table[TD_COMMON_OPTIONS])

@@ -12,6 +12,7 @@ static const struct command {
 	const char *about;
 } commands[] = {
 	{"run", td_cmd_run, "answer one prompt"},
+	{"chat", td_cmd_chat, "a conversation"},
 	{"status", td_cmd_status, "what the daemon is doing"},
 	{"tokenize", td_cmd_tokenize, "text to token ids and back"},
 };
