@@ -4,7 +4,7 @@
     python3 -m venv /tmp/venv && /tmp/venv/bin/pip install tokenizers xxhash
     make build/tests/tokenize_digest
     /tmp/venv/bin/python tests/tokenizer_vs_reference.py            compare; exit 1 at the first difference
-    /tmp/venv/bin/python tests/tokenizer_vs_reference.py --store    also write tests/data/tokenizer.digest
+    /tmp/venv/bin/python tests/tokenizer_vs_reference.py --store    also write tests/data/tokenizer.digest and tests/data/tokenizer_cases.json
 
 Compared: 100,000 random texts with added tokens parsed and not, each decoded again with special tokens and without; 50,000 random id sequences
 decoded; every text file of the repository. The digests are made here, by the reference, from texts that tests/tokenizer_random.h makes likewise;
@@ -64,6 +64,18 @@ ADDED = [
 ]
 ENDING = ["s", "t", "re", "ve", "m", "ll", "d", "S", "T", "RE", "vE", "M", "Ll", "D", "\u017f", "x", "\u212a", "l"]
 NEWLINE = ["\n", "\r\n", "\r", "\n\n", " \n", "\n ", "\t\n\t", "\r\r\n"]
+
+# Texts whose ids and decoded text are stored in tests/data/tokenizer_cases.json, each with added tokens parsed and not.
+CASES = [
+    "", " ", "  ", "a", "Hello, world!", "I'll don'T we'RE it\u2019s", "he'\u017f x'\u212a", "  leading and trailing  ", "tab\tvt\x0bff\x0cnel\x85nbsp\xa0end",
+    "a\n\n\nb \n c\r\nd\r\r\n  \n", "x\u180ey \u180e \u200b\u200bz\ufeff", "12345 \u0661\u0662\u0663 \xb2\xbd\u2167\u3007", "e\u0301 \xe9 e\u0323\u0301 e\u0301\u0323",
+    "\u1100\u1161\u11a8 \uac00\u11a8 \uac01 \u1161\u11a8", "\u0958 \u0915\u093c \u2126 \u212b \uf900 \U0002f800", "\u0344\u0f73\u0f75 \U0001d15e\U0001d1bb",
+    "\u0300abc \u0300\u0301", "'\u0300s !\u0300x", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n", "<think></think><tool_call></tool_call>",
+    "<|im_start|><|im_start|>|im_start|>", "<|im_start <|im_end|", "<<|mask|>>", "<tool_response><tool_respons", "a<think>e\u0301</think>\u0301", "e<think>\u0301",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea\u2764\ufe0f", "\x00\x01\x7f", "\ufffd\uffff\U0010ffff", "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!", "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "for (i = 0; i < n; i++)\n\t\tx[i] += y[i] * 2;\n", "!!!???...,,,\n\n!!!\r\n", "a" * 300, " " * 300 + "x", "\n" * 100, "ab" * 200, "\u0301" * 60, "=" * 129,
+]
 
 
 class Random:
@@ -173,6 +185,21 @@ def reference_digests(path):
     return "".join(f"{kind} {SEQUENCES if kind == 'decode' else TEXTS} {h[kind].hexdigest()}\n" for kind in h)
 
 
+def reference_cases(path):
+    tokenizer = Tokenizer.from_file(path)
+    with open(path, encoding="utf-8") as f:
+        data = json.load(f)
+    data["added_tokens"] = []
+    plain = Tokenizer.from_str(json.dumps(data))
+    cases = []
+    for text in CASES:
+        for parse_added, t in ((True, tokenizer), (False, plain)):
+            ids = t.encode(text, add_special_tokens=False).ids
+            cases.append({"text": text, "parse_added": parse_added, "ids": ids, "decoded": t.decode(ids, skip_special_tokens=False),
+                          "skipped": t.decode(ids, skip_special_tokens=True)})
+    return cases
+
+
 def find_difference(tool, path):
     """The first random text (added tokens parsed) whose ids differ."""
     tokenizer = Tokenizer.from_file(path)
@@ -215,7 +242,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", default=os.path.join(ROOT, "models/tiny/tokenizer.json"))
     parser.add_argument("--tool", default=os.path.join(ROOT, "build/tests/tokenize_digest"))
-    parser.add_argument("--store", action="store_true", help="write tests/data/tokenizer.digest, from the reference")
+    parser.add_argument("--store", action="store_true", help="write tests/data/tokenizer.digest and tokenizer_cases.json, from the reference")
     parser.add_argument("--files", nargs="*", help="compare these files instead of the repository's")
     args = parser.parse_args()
 
@@ -224,6 +251,8 @@ def main():
     if args.store:
         with open(os.path.join(ROOT, "tests/data/tokenizer.digest"), "w", encoding="utf-8") as f:
             f.write(f"# made by tests/tokenizer_vs_reference.py --store with tokenizers {__version__}; kind, count, XXH3-64\n{reference}")
+        with open(os.path.join(ROOT, "tests/data/tokenizer_cases.json"), "w", encoding="utf-8") as f:
+            f.write("[\n" + ",\n".join(json.dumps(c) for c in reference_cases(args.tokenizer)) + "\n]\n")
     print(reference, end="")
     failed = 0
     if ours != reference:
