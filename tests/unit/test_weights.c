@@ -548,6 +548,45 @@ static void test_drafter_refused(void **state)
 	}
 }
 
+/* Random damage to header or configuration: an error or a load, and never a write outside of the arena (fake_ops.h looks). */
+static void test_damage(void **state)
+{
+	static const char config[] = CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8"));
+	struct td_target_weights *w;
+	uint32_t x = 7;
+	int good = 0, bad = 0;
+	char *file;
+	size_t size;
+
+	(void)state;
+	ck_target(&ck, "model.", 8);
+	ck_write(&ck, dir, "model.safetensors", 0);
+	file = file_read(dir, "model.safetensors", &size);
+	for (int round = 0; round < 600; round++) {
+		size_t header = (size_t)(unsigned char)file[0] | (size_t)(unsigned char)file[1] << 8, length = round % 3 ? header : sizeof(config) - 1;
+		char text[sizeof(config)], *at = round % 3 ? file + 8 : text, old;
+		size_t spot;
+
+		memcpy(text, config, sizeof(config));
+		x = x * 1664525 + 1013904223;
+		spot = (x >> 8) % length;
+		old = at[spot];
+		at[spot] = "0123456789"[x % 10];
+		file_write(dir, "model.safetensors", file, size);
+		file_text(dir, "config.json", text);
+		if (load_target(NULL, &w) == 0)
+			good++;
+		else
+			bad++;
+		td_target_weights_free(&fake_ops, NULL, w);
+		assert_int_equal(fake.arenas, 0);
+		at[spot] = old;
+	}
+	free(file);
+	if (good < 20 || bad < 200)
+		fail_msg("%d loads succeeded, %d failed: the test has lost its point", good, bad);
+}
+
 /* Each call of the backend that can fail, failing once: the message comes through and no arena is left. */
 static void test_backend_fails(void **state)
 {
@@ -714,6 +753,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(test_fingerprint, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_target_refused, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_drafter_refused, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_damage, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_backend_fails, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_big, setup, teardown),
 		cmocka_unit_test_setup_teardown(test_seal, setup, teardown),
