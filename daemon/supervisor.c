@@ -143,6 +143,7 @@ void td_child_gone(struct td_child *c)
 		raise_epoch(d);
 	if (c->why != TD_E_STALE)
 		note_failure(c);
+	td_supervisor_check(d, td_now_us());
 }
 
 void td_child_ready(struct td_child *c)
@@ -159,6 +160,7 @@ void td_child_ready(struct td_child *c)
 	/* A target that could not take over its arena made a new one: a drafter that still reads the old one must not go on. */
 	else if (!c->imported && o->life && o->state != TD_CHILD_ENDING)
 		td_child_kill(o, TD_E_STALE, "the target has new memory");
+	td_supervisor_check(d, td_now_us());
 }
 
 /* ---- time -------------------------------------------------------------------------------------------------------------------------- */
