@@ -145,6 +145,21 @@ static int arena_map(int fd, size_t size, int read_only, struct td_arena *out, s
 	return 0;
 }
 
+/* Bytes that the system can still give, or the largest number when it does not say. */
+static unsigned long long available(void)
+{
+	unsigned long long kb = ~0ull >> 10;
+	FILE *f = fopen("/proc/meminfo", "r");
+	char line[128];
+
+	while (f && fgets(line, sizeof(line), f))
+		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+			break;
+	if (f)
+		fclose(f);
+	return kb << 10;
+}
+
 int td__arena_create(struct td_dev *dev, size_t size, struct td_arena *out, struct td_error *err)
 {
 	int fd, rc;
@@ -153,6 +168,9 @@ int td__arena_create(struct td_dev *dev, size_t size, struct td_arena *out, stru
 	memset(out, 0, sizeof(*out));
 	if (!size)
 		return td_error_set(err, TD_E_INVALID, "an arena of 0 bytes was asked for");
+	/* Reserving more than there is does not fail on a memfd: it brings the system's out-of-memory killer. */
+	if (size > available())
+		return td_error_set(err, TD_E_NOMEM, "no room for an arena of %zu bytes: %llu are available", size, available());
 	fd = memfd_create("tandem-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0)
 		return td_error_set(err, TD_E_IO, "no memory file for an arena: %s", strerror(errno));
