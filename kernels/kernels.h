@@ -32,6 +32,7 @@ enum {
 	TD_BIAS_MAX = 300, /* logit_bias entries of a request */
 	TD_PAGE = 64, /* tokens of a KV page */
 	TD_CONV_TAIL = 3, /* rows kept of the causal convolution (kernel 4) */
+	TD_HANDLE_BYTES = 64, /* of a shared exchange region */
 };
 
 enum td_dtype { TD_F32, TD_BF16, TD_I32, TD_I64, TD_F16, TD_U8, TD_I8 };
@@ -287,7 +288,15 @@ struct td_ops {
 
 	/* order between the two workers */
 	void (*flag_set)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *bell); /* after all earlier operations */
-	int (*flag_wait)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *); /* before all later ones; TD_E_STALE if poisoned, TD_E_DEADLINE */
+	int (*flag_wait)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *); /* before all later ones; timeout -1 = none; TD_E_STALE if poisoned, TD_E_DEADLINE */
+
+	/* the device's memory now, in bytes (CPU: the machine's) */
+	int (*memory)(struct td_dev *, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *);
+	/* The exchange region as device memory of its own (CUDA: a dedicated allocation shared by cudaIpcMemHandle). NULL on a backend whose exchange
+	 * region lies in the shm. The owner's memory ends with the owner: a worker whose peer died drops what it opened and starts anew. */
+	int (*exchange_create)(struct td_dev *, size_t bytes, void **base, uint8_t handle[TD_HANDLE_BYTES], struct td_error *);
+	int (*exchange_open)(struct td_dev *, const uint8_t handle[TD_HANDLE_BYTES], void **base, struct td_error *);
+	void (*exchange_close)(struct td_dev *, void *base, int owner);
 };
 
 /* "cpu", "cuda" or "auto" (cuda where a device and the module are there, else cpu). NULL + err when that backend can't be had. */

@@ -48,4 +48,6 @@ const struct td_ops td_cpu_ops = {
 
 	.flag_set = td__flag_set,
 	.flag_wait = td__flag_wait,
+
+	.memory = td__memory,
 };

@@ -83,6 +83,7 @@ void td__free(struct td_dev *, void *);
 void td__upload(struct td_dev *, void *dst, const void *src, size_t bytes);
 int td__download(struct td_dev *, void *dst, const void *src, size_t bytes, struct td_error *);
 void td__zero(struct td_dev *, void *dst, size_t bytes);
+int td__memory(struct td_dev *, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *);
 int td__checksum(struct td_dev *, const void *src, size_t bytes, uint64_t *out, struct td_error *);
 void td__batch_set(struct td_dev *, struct td_batch *b);
 void td__flag_set(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *bell);

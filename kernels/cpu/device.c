@@ -145,19 +145,33 @@ static int arena_map(int fd, size_t size, int read_only, struct td_arena *out, s
 	return 0;
 }
 
-/* Bytes that the system can still give, or the largest number when it does not say. */
-static unsigned long long available(void)
+/* A line of /proc/meminfo in bytes, or the largest number when it is not there. */
+static uint64_t meminfo(const char *format)
 {
 	unsigned long long kb = ~0ull >> 10;
 	FILE *f = fopen("/proc/meminfo", "r");
 	char line[128];
 
 	while (f && fgets(line, sizeof(line), f))
-		if (sscanf(line, "MemAvailable: %llu kB", &kb) == 1)
+		if (sscanf(line, format, &kb) == 1)
 			break;
 	if (f)
 		fclose(f);
-	return kb << 10;
+	return (uint64_t)kb << 10;
+}
+
+static unsigned long long available(void)
+{
+	return meminfo("MemAvailable: %llu kB");
+}
+
+int td__memory(struct td_dev *dev, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *err)
+{
+	(void)dev;
+	(void)err;
+	*free_bytes = available();
+	*total_bytes = meminfo("MemTotal: %llu kB");
+	return 0;
 }
 
 int td__arena_create(struct td_dev *dev, size_t size, struct td_arena *out, struct td_error *err)
@@ -295,7 +309,7 @@ static int64_t now_ms(void)
 
 int td__flag_wait(struct td_dev *dev, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *err)
 {
-	int64_t end = now_ms() + timeout_ms, left;
+	int64_t end = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms, left;
 
 	(void)dev;
 	for (;;) {
@@ -310,6 +324,6 @@ int td__flag_wait(struct td_dev *dev, struct td_flag *flag, uint64_t value, stru
 		left = end - now_ms();
 		if (left <= 0)
 			return td_error_set(err, TD_E_DEADLINE, "the other worker did not finish step %u within %d ms", (unsigned)value, timeout_ms);
-		td_bell_wait(own, seen, (int)left);
+		td_bell_wait(own, seen, left > 1000 ? 1000 : (int)left);
 	}
 }
