@@ -388,6 +388,7 @@ struct td_counters {
 };
 void td_status_send(struct td_session *s, uint64_t tag);
 const char *td_status_state(const struct td_daemon *d);
+uint64_t td_status_cpu_us(void); /* of this process */
 
 /* ---- main.c ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -415,6 +416,7 @@ struct td_daemon {
 	uv_signal_t sig_term, sig_int, sig_hup;
 	int draining; /* 1: no new requests; 2: ending now */
 	uint64_t drain_us, started_us;
+	uint64_t start_cpu_us; /* spent before serving began: what is told is the cost of serving */
 	char last_error[480];
 };
 

@@ -218,6 +218,7 @@ static int serve(struct td_daemon *d, struct td_error *err)
 		 (rc = td_supervisor_open(d, err)) == 0 && (rc = td_listener_open(d, err)) == 0) {
 		log_plan(d);
 		start_loop(d);
+		d->start_cpu_us = td_status_cpu_us();
 	} else {
 		close_all(d);
 	}

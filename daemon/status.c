@@ -6,6 +6,15 @@
 
 #include "daemon/daemon.h"
 
+uint64_t td_status_cpu_us(void)
+{
+	struct rusage ru;
+
+	if (getrusage(RUSAGE_SELF, &ru))
+		return 0;
+	return (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 + (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
+}
+
 const char *td_status_state(const struct td_daemon *d)
 {
 	if (d->draining)
@@ -73,7 +82,6 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	Tandem__Status st = TANDEM__STATUS__INIT;
 	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 	Tandem__WorkerStatus worker[2], *list[2] = {&worker[0], &worker[1]};
-	struct rusage ru;
 
 	st.server = (char *)"tandemd " TD_VERSION;
 	st.model = (char *)d->model.name;
@@ -101,8 +109,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 		st.n_worker = 2;
 	}
 	st.worker = list;
-	if (getrusage(RUSAGE_SELF, &ru) == 0)
-		st.daemon_cpu_us = (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 + (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
+	st.daemon_cpu_us = td_status_cpu_us() - d->start_cpu_us;
 	st.last_error = d->last_error[0] ? (char *)d->last_error : NULL;
 	st.context = (uint32_t)d->model.shm.context;
 	m.tag = tag;
