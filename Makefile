@@ -130,6 +130,8 @@ $(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_P
 
 # ---- CUDA module ---------------------------------------------------------------------------------------------------------------------
 CUDA_ARCHS ?= 80 86 89 90
+# The stub stands in for the driver's libcuda.so.1 on a machine without one.
+CUDA_LIB := $(abspath $(dir $(NVCC))../lib64)
 CUDA_GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
 OBJ_CUDA := $(patsubst %.cu,$(B)/%.cu.o,$(SRC_CUDA))
 $(B)/%.cu.o: %.cu | $(PB_H)
@@ -137,7 +139,7 @@ $(B)/%.cu.o: %.cu | $(PB_H)
 	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
 $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -shared -cudart static $^ -lcublas -lcuda -o $@
+	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcuda -Xlinker -rpath,$(CUDA_LIB) -o $@
 
 # ---- tests ---------------------------------------------------------------------------------------------------------------------------
 # A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.

@@ -1,0 +1,337 @@
+/*
+ * choose.cuh: device code of sampling: from a row of logits to a token, by one block of 1,024 threads (sample.cu has the kernels).
+ *
+ * The same steps as the CPU's: adjusted logits -> weights in [0, 1], 1 for the best -> cuts by a radix search on the bits of the weights ->
+ * a draw in ascending id. Masses are 64-bit integers in units of 2^-44: sums of integers are the same in any order, so the result depends on
+ * nothing but the row, and atomics may be used freely. 2^18 weights of 1 still fit; a weight below 2^-45 has no mass and is never drawn.
+ */
+#ifndef TD_CUDA_CHOOSE_CUH
+#define TD_CUDA_CHOOSE_CUH
+
+#include <float.h>
+
+#include "kernels/cuda/internal.cuh"
+
+enum { CHOOSE = 1024, CHOOSE_WARPS = CHOOSE / 32, BUCKETS = 2048 };
+typedef unsigned long long mass_t;
+
+struct best {
+	float value;
+	int id;
+};
+
+/* Shared memory of a choosing block. */
+struct choose_shared {
+	mass_t bucket[BUCKETS];
+	mass_t part[CHOOSE_WARPS];
+	double part_d[CHOOSE_WARPS];
+	struct best best[CHOOSE_WARPS];
+	mass_t above;
+	int found, count[CHOOSE_WARPS];
+	float saved[TD_CAND_MAX];
+	int bias_id[TD_BIAS_MAX];
+	float bias[TD_BIAS_MAX];
+	int extra[TD_DRAFT_MAX];
+};
+
+/* ---- adjusted logits --------------------------------------------------------------------------------------------------------------- */
+
+static __device__ __forceinline__ float sane(float logit)
+{
+	if (isnan(logit))
+		return -INFINITY;
+	return logit > FLT_MAX ? FLT_MAX : logit;
+}
+
+static __device__ __forceinline__ int penalises(const struct td_sampling *s)
+{
+	return (s->repetition > 0 && s->repetition != 1) || s->presence != 0 || s->frequency != 0;
+}
+
+/* What a thread needs to adjust one logit; the lists lie in shared memory. */
+struct adjust {
+	const struct td_sampling *s;
+	const uint16_t *counts; /* (V) */
+	const int *bias_id;
+	const float *bias;
+	const int *extra; /* tokens to count as output on top of `counts` */
+	int n_bias, n_extra, penalties, vocab;
+};
+
+/* Fills the lists; all threads of a block call it. */
+static __device__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra, int vocab, int *bias_id,
+				   float *bias, int *extra_sh)
+{
+	a->s = s;
+	a->counts = counts;
+	a->bias_id = bias_id;
+	a->bias = bias;
+	a->extra = extra_sh;
+	a->n_bias = s->n_bias < 0 ? 0 : s->n_bias > TD_BIAS_MAX ? TD_BIAS_MAX : s->n_bias;
+	a->penalties = penalises(s);
+	a->n_extra = a->penalties ? n_extra : 0;
+	a->vocab = vocab;
+	__syncthreads();
+	for (int i = threadIdx.x; i < a->n_bias; i += blockDim.x) {
+		bias_id[i] = s->bias_id[i];
+		bias[i] = s->bias[i];
+	}
+	for (int i = threadIdx.x; i < a->n_extra; i += blockDim.x)
+		extra_sh[i] = extra[i];
+	__syncthreads();
+}
+
+static __device__ __forceinline__ float adjusted(const struct adjust &a, float logit, int id)
+{
+	float l = sane(logit);
+
+	for (int i = 0; i < a.n_bias; i++)
+		if (a.bias_id[i] == id)
+			l = sane(l + a.bias[i]);
+	if (a.penalties) {
+		int count = a.counts[id], times;
+
+		for (int i = 0; i < a.n_extra; i++)
+			count += a.extra[i] == id && (count & 0x7fff) < 0x7fff;
+		times = count & 0x7fff;
+		if (count && a.s->repetition > 0)
+			l = l > 0 ? l / a.s->repetition : l * a.s->repetition;
+		if (times)
+			l -= a.s->presence + a.s->frequency * (float)times;
+	}
+	return l;
+}
+
+/* ---- reductions of a block --------------------------------------------------------------------------------------------------------- */
+
+/* The larger value; the lower id on a tie. */
+static __device__ __forceinline__ struct best better(struct best a, struct best b)
+{
+	return b.value > a.value || (b.value == a.value && b.id < a.id) ? b : a;
+}
+
+static __device__ struct best best_of_warp(struct best b)
+{
+	for (int d = 16; d; d >>= 1) {
+		struct best other = {__shfl_xor_sync(~0u, b.value, d), __shfl_xor_sync(~0u, b.id, d)};
+
+		b = better(b, other);
+	}
+	return b;
+}
+
+/* `part`: shared memory for each warp; every thread gets the result. */
+static __device__ struct best best_of_block(struct best b, struct best *part)
+{
+	b = best_of_warp(b);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		part[threadIdx.x / 32] = b;
+	__syncthreads();
+	b = part[0];
+	for (unsigned i = 1; i < blockDim.x / 32; i++)
+		b = better(b, part[i]);
+	return b;
+}
+
+static __device__ __forceinline__ mass_t units(float w)
+{
+	return __float2ull_rn(w * 17592186044416.0f); /* 2^44 */
+}
+
+static __device__ mass_t sum_of_block(struct choose_shared *sh, mass_t v)
+{
+	mass_t sum = 0;
+
+	for (int d = 16; d; d >>= 1)
+		v += __shfl_xor_sync(~0u, v, d);
+	__syncthreads();
+	if (threadIdx.x % 32 == 0)
+		sh->part[threadIdx.x / 32] = v;
+	__syncthreads();
+	for (int i = 0; i < CHOOSE_WARPS; i++)
+		sum += sh->part[i];
+	return sum;
+}
+
+static __device__ mass_t mass(struct choose_shared *sh, const float *w, int n)
+{
+	mass_t v = 0;
+
+	for (int i = threadIdx.x; i < n; i += CHOOSE)
+		v += units(w[i]);
+	return sum_of_block(sh, v);
+}
+
+/* ---- cuts -------------------------------------------------------------------------------------------------------------------------- */
+
+/* The highest bucket at which `above` plus all buckets from the top reaches `limit`, else 0; sh->above becomes what lies over it. */
+static __device__ int threshold(struct choose_shared *sh, mass_t above, mass_t limit)
+{
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, hi = BUCKETS - 1 - 2 * threadIdx.x; /* this thread: buckets hi, hi - 1 */
+	mass_t a = sh->bucket[hi], b = sh->bucket[hi - 1], sum = a + b, before = above;
+
+	for (int d = 1; d < 32; d <<= 1) {
+		mass_t other = __shfl_up_sync(~0u, sum, d);
+
+		sum += lane >= d ? other : 0;
+	}
+	if (lane == 31)
+		sh->part[warp] = sum;
+	if (threadIdx.x == 0)
+		sh->found = 0;
+	__syncthreads();
+	for (int i = 0; i < warp; i++)
+		before += sh->part[i];
+	before += sum - a - b;
+	if (before < limit && before + a >= limit) {
+		sh->found = hi;
+		sh->above = before;
+	} else if (before + a < limit && (before + a + b >= limit || hi - 1 == 0)) {
+		sh->found = hi - 1;
+		sh->above = before + a;
+	}
+	__syncthreads();
+	return sh->found;
+}
+
+/*
+ * Keeps the best weights: the first `limit` (by_mass 0), or the fewest whose mass reaches `limit` units (by_mass 1), ties by lower id; the others
+ * become 0. Three passes narrow the threshold's bits: 11, 11 and 10 of them, positive floats ordering like their bits.
+ */
+static __device__ void cut(struct choose_shared *sh, float *w, int n, int by_mass, mass_t limit)
+{
+	const int shift[3] = {21, 10, 0}, width[3] = {11, 11, 10};
+	uint32_t prefix = 0, known = 0;
+	mass_t above = 0;
+	int keep, seen = 0;
+
+	for (int i = 0; i < 3; i++) {
+		uint32_t mask = (1u << width[i]) - 1;
+
+		__syncthreads();
+		for (int b = threadIdx.x; b < BUCKETS; b += CHOOSE)
+			sh->bucket[b] = 0;
+		__syncthreads();
+		for (int t = threadIdx.x; t < n; t += CHOOSE) {
+			uint32_t bits = __float_as_uint(w[t]);
+
+			if (bits && (bits & known) == prefix)
+				atomicAdd(&sh->bucket[bits >> shift[i] & mask], by_mass ? units(w[t]) : 1ull);
+		}
+		__syncthreads();
+		prefix |= (uint32_t)threshold(sh, above, limit) << shift[i];
+		above = sh->above;
+		known |= mask << shift[i];
+	}
+	/* How many of those at the threshold stay: the lowest ids. */
+	keep = 0;
+	if (above < limit) {
+		mass_t one = by_mass ? units(__uint_as_float(prefix)) : 1;
+
+		keep = one ? (int)min((limit - above + one - 1) / one, (mass_t)n) : n;
+	}
+	for (int t0 = 0; t0 < n; t0 += CHOOSE) {
+		int t = t0 + threadIdx.x, lane = threadIdx.x & 31, warp = threadIdx.x / 32, rank, all = 0;
+		uint32_t bits = t < n ? __float_as_uint(w[t]) : 0;
+		int tie = t < n && bits == prefix;
+		unsigned ties = __ballot_sync(~0u, tie);
+
+		if (t < n && bits < prefix)
+			w[t] = 0;
+		if (!__syncthreads_or(tie))
+			continue;
+		if (lane == 0)
+			sh->count[warp] = __popc(ties);
+		__syncthreads();
+		rank = seen + __popc(ties & ((1u << lane) - 1));
+		for (int i = 0; i < CHOOSE_WARPS; i++) {
+			rank += i < warp ? sh->count[i] : 0;
+			all += sh->count[i];
+		}
+		if (tie && rank >= keep)
+			w[t] = 0;
+		seen += all;
+		__syncthreads();
+	}
+	__syncthreads();
+}
+
+/* ---- weights and draws ------------------------------------------------------------------------------------------------------------- */
+
+/* Adjusted logits -> weights, in place; returns their mass. Temperature is above 0; `top` is the best id and stays. */
+static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top)
+{
+	float min_p = s->min_p > 1 ? 1 : s->min_p, temperature = s->temperature;
+	mass_t total;
+
+	for (int i = threadIdx.x; i < vocab; i += CHOOSE) {
+		float w = top.value == -INFINITY ? i == top.id : l[i] == top.value ? 1 : expf((l[i] - top.value) / temperature);
+
+		l[i] = w >= min_p ? w : 0;
+	}
+	__syncthreads();
+	if (s->top_k > 0 && s->top_k < vocab)
+		cut(sh, l, vocab, 0, s->top_k);
+	total = mass(sh, l, vocab);
+	if (s->top_p < 1) {
+		double limit = ceil((double)s->top_p * (double)total);
+
+		cut(sh, l, vocab, 1, limit > 1 ? (mass_t)limit : 1);
+		total = mass(sh, l, vocab);
+	}
+	return total;
+}
+
+/* The id at which the running sum passes u * total; the last with weight when rounding leaves none. A warp has a run of neighbours. */
+static __device__ int draw(struct choose_shared *sh, const float *w, int n, mass_t total, float u)
+{
+	mass_t target = (mass_t)((double)u * (double)total), sum = 0, before = 0;
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(n, CHOOSE_WARPS), from = warp * run, to = min(n, from + run), last = -1;
+
+	for (int i = from + lane; i < to; i += 32) {
+		sum += units(w[i]);
+		last = w[i] > 0 ? i : last;
+	}
+	for (int d = 16; d; d >>= 1) {
+		sum += __shfl_xor_sync(~0u, sum, d);
+		last = max(last, __shfl_xor_sync(~0u, last, d));
+	}
+	__syncthreads();
+	if (lane == 0) {
+		sh->part[warp] = sum;
+		sh->count[warp] = last;
+	}
+	if (threadIdx.x == 0)
+		sh->found = -1;
+	__syncthreads();
+	for (int i = 0; i < warp; i++)
+		before += sh->part[i];
+	if (before <= target && before + sum > target) { /* this warp alone */
+		for (int i0 = from; i0 < to; i0 += 32) {
+			mass_t mine = i0 + lane < to ? units(w[i0 + lane]) : 0;
+			unsigned past;
+
+			for (int d = 1; d < 32; d <<= 1) {
+				mass_t other = __shfl_up_sync(~0u, mine, d);
+
+				mine += lane >= d ? other : 0;
+			}
+			past = __ballot_sync(~0u, before + mine > target);
+			if (past) {
+				if (lane == 0)
+					sh->found = i0 + __ffs(past) - 1;
+				break;
+			}
+			before += __shfl_sync(~0u, mine, 31);
+		}
+	}
+	__syncthreads();
+	last = sh->found;
+	for (int i = 0; i < CHOOSE_WARPS && sh->found < 0; i++)
+		last = max(last, sh->count[i]);
+	__syncthreads();
+	return max(last, 0);
+}
+
+#endif

@@ -1,0 +1,315 @@
+/*
+ * gdn.cu: the Gated DeltaNet layer in one launch: causal convolution, silu, L2 norms, gates, delta rule, gated norm (qwen35 3.4, 3.8).
+ *
+ * Work: the columns of a state matrix (k_dim, v_dim) evolve apart from each other, so a block owns 32 columns of one value head of one sequence
+ * and keeps them in registers from the first token to the last: lane (part, col) of a warp holds every fourth run of four rows of one column.
+ *
+ *	for each window of 16 tokens (replay rows first, then the new rows):
+ *		prepare	a warp takes a token: convolution and silu of this head's q, k and the block's v columns, norms, gates -> shared memory
+ *		advance	token by token, without a barrier: decay, read, delta, write, read -> o
+ *	after the replay rows the state is stored (that is the lazy commit); after the new rows only when they are final
+ *
+ * Replay, plain decoding, verification and prefill are this one loop, so they agree to the bit, wherever a prompt is cut. (The chunked form with
+ * matrix products would be faster for prefill and round otherwise.)
+ *
+ * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring. So these are overwritten by the last of them to finish,
+ * which also applies the gated norm, since that needs whole heads. With more rows than a block of verification a second kernel does the norm.
+ */
+#include "kernels/cuda/internal.cuh"
+
+enum { COLS = 32, THREADS = 128, WARPS = THREADS / 32, WINDOW = 16, TAPS = TD_CONV_TAIL + 1 };
+
+struct gdn_args {
+	struct td_gdn w;
+	struct td_gdn_state st;
+	const struct td_seq *seq;
+	const bf16 *qkvz; /* (R, C + v_heads * v_dim) */
+	int ld;
+	const void *ba; /* (R, 2 * v_heads) */
+	int ld_ba, ba_f32;
+	bf16 *out; /* (R, v_heads * v_dim) */
+	int ld_out;
+	float *o; /* (R, v_heads * v_dim): before the norm */
+	int channels, norm_here;
+	unsigned *counter; /* (sequences, k_heads) */
+};
+
+/* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. */
+static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &p, const struct td_seq &s, int i)
+{
+	if (i < TD_CONV_TAIL)
+		return (const bf16 *)p.st.tail + ((size_t)s.slot * TD_CONV_TAIL + i) * p.channels;
+	i -= TD_CONV_TAIL;
+	if (i < s.replay)
+		return (const bf16 *)p.st.ring_m + ((size_t)s.slot * TD_BLOCK_MAX + i) * p.channels;
+	return p.qkvz + (size_t)(s.row0 + i - s.replay) * p.ld;
+}
+
+static __device__ __forceinline__ float read_ba(const struct gdn_args &p, int row, int i)
+{
+	size_t at = (size_t)row * p.ld_ba + i;
+
+	return p.ba_f32 ? ((const float *)p.ba)[at] : __bfloat162float(((const bf16 *)p.ba)[at]);
+}
+
+/* b or a of token i of the stream without the tail */
+static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const struct td_seq &s, int i, int column)
+{
+	if (i < s.replay)
+		return p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + i) * 2 * p.w.v_heads + column];
+	return read_ba(p, s.row0 + i - s.replay, column);
+}
+
+/* Convolution and silu of one channel of token i. */
+static __device__ __forceinline__ float conv(const struct gdn_args &p, const struct td_seq &s, int i, int channel)
+{
+	float4 w = ((const float4 *)p.w.conv)[channel];
+	float v = w.x * __bfloat162float(stream_row(p, s, i)[channel]);
+
+	v += w.y * __bfloat162float(stream_row(p, s, i + 1)[channel]);
+	v += w.z * __bfloat162float(stream_row(p, s, i + 2)[channel]);
+	v += w.w * __bfloat162float(stream_row(p, s, i + 3)[channel]);
+	return silu(v);
+}
+
+struct window {
+	float *q, *k; /* (WINDOW, k_dim) */
+	float *v; /* (WINDOW, COLS) */
+	float beta[WINDOW], decay[WINDOW];
+};
+
+/* One warp makes token i's inputs at place t. */
+template <int KD> static __device__ void prepare(const struct gdn_args &p, const struct td_seq &s, struct window &x, int t, int i, int head, int col0)
+{
+	int lane = threadIdx.x & 31, k_head = head / (p.w.v_heads / p.w.k_heads), q0 = k_head * KD, k0 = (p.w.k_heads + k_head) * KD;
+	int v0 = 2 * p.w.k_heads * KD + head * p.w.v_dim + col0;
+	float q[KD / 32], k[KD / 32], qq = 0, kk = 0;
+
+#pragma unroll
+	for (int j = 0; j < KD / 32; j++) {
+		q[j] = conv(p, s, i, q0 + j * 32 + lane);
+		k[j] = conv(p, s, i, k0 + j * 32 + lane);
+		qq += q[j] * q[j];
+		kk += k[j] * k[j];
+	}
+	qq = 1.0f / sqrtf(warp_sum(qq) + 1e-6f) * (1.0f / sqrtf((float)KD));
+	kk = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+#pragma unroll
+	for (int j = 0; j < KD / 32; j++) {
+		x.q[t * KD + j * 32 + lane] = q[j] * qq;
+		x.k[t * KD + j * 32 + lane] = k[j] * kk;
+	}
+	x.v[t * COLS + lane] = col0 + lane < p.w.v_dim ? conv(p, s, i, v0 + lane) : 0.0f;
+	if (lane == 0) {
+		float u = token_ba(p, s, i, p.w.v_heads + head) + p.w.dt_bias[head];
+
+		x.beta[t] = sigmoid(token_ba(p, s, i, head));
+		x.decay[t] = expf(-expf(p.w.a_log[head]) * (u > 20.0f ? u : log1pf(expf(u))));
+	}
+}
+
+/* One token on this lane's part of its column; returns the column's o in every lane of it. Lanes 8, 16 and 24 apart share a column. */
+template <int KD> static __device__ __forceinline__ float advance(const struct window &x, int t, int part, float v, float state[KD / 4])
+{
+	const float4 *k = (const float4 *)(x.k + t * KD) + part, *q = (const float4 *)(x.q + t * KD) + part;
+	float decay = x.decay[t], r[4] = {}, o[4] = {}, d;
+
+#pragma unroll
+	for (int j = 0; j < KD / 16; j++) {
+		float4 c = k[j * 4];
+		float *s = state + j * 4;
+
+		s[0] *= decay;
+		s[1] *= decay;
+		s[2] *= decay;
+		s[3] *= decay;
+		r[0] += s[0] * c.x;
+		r[1] += s[1] * c.y;
+		r[2] += s[2] * c.z;
+		r[3] += s[3] * c.w;
+	}
+	d = (r[0] + r[1]) + (r[2] + r[3]);
+	d += __shfl_xor_sync(~0u, d, 8);
+	d += __shfl_xor_sync(~0u, d, 16);
+	d = x.beta[t] * (v - d);
+#pragma unroll
+	for (int j = 0; j < KD / 16; j++) {
+		float4 c = k[j * 4], e = q[j * 4];
+		float *s = state + j * 4;
+
+		s[0] += c.x * d;
+		s[1] += c.y * d;
+		s[2] += c.z * d;
+		s[3] += c.w * d;
+		o[0] += s[0] * e.x;
+		o[1] += s[1] * e.y;
+		o[2] += s[2] * e.z;
+		o[3] += s[3] * e.w;
+	}
+	d = (o[0] + o[1]) + (o[2] + o[3]);
+	d += __shfl_xor_sync(~0u, d, 8);
+	d += __shfl_xor_sync(~0u, d, 16);
+	return d;
+}
+
+/* Gated norm of one head of one row by one warp (3.1 rmsg). */
+static __device__ void gated_norm(const struct gdn_args &p, int row, int head)
+{
+	int lane = threadIdx.x & 31, n = p.w.v_dim;
+	const float *o = p.o + ((size_t)row * p.w.v_heads + head) * n;
+	const bf16 *z = p.qkvz + (size_t)row * p.ld + p.channels + head * n;
+	bf16 *y = p.out + (size_t)row * p.ld_out + head * n;
+	float sum = 0;
+
+	for (int c = lane; c < n; c += 32) {
+		float v = __ldcg(&o[c]);
+
+		sum += v * v;
+	}
+	sum = 1.0f / sqrtf(warp_sum(sum) / n + p.w.eps);
+	for (int c = lane; c < n; c += 32)
+		y[c] = __float2bfloat16(__ldcg(&o[c]) * sum * p.w.norm[c] * silu(__bfloat162float(z[c])));
+}
+
+/* Tail and ring of one channel. The old ones are read before they are overwritten; no other thread touches this channel. */
+static __device__ void keep_channel(const struct gdn_args &p, const struct td_seq &s, int channel)
+{
+	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels + channel;
+	bf16 *ring = (bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels + channel;
+	int done = s.replay + (s.commit ? s.rows : 0);
+	bf16 last[TD_CONV_TAIL];
+
+	for (int i = 0; i < TD_CONV_TAIL; i++)
+		last[i] = stream_row(p, s, done + i)[channel];
+	for (int i = 0; i < TD_CONV_TAIL; i++)
+		tail[(size_t)i * p.channels] = last[i];
+	for (int i = 0; !s.commit && i < s.rows; i++)
+		ring[(size_t)i * p.channels] = p.qkvz[(size_t)(s.row0 + i) * p.ld + channel];
+}
+
+/* What the last block of a key head does for all of them. */
+template <int KD> static __device__ void close_head(const struct gdn_args &p, const struct td_seq &s, int k_head)
+{
+	int group = p.w.v_heads / p.w.k_heads, head0 = k_head * group, wide = group * p.w.v_dim, warp = threadIdx.x / 32;
+
+	for (int c = threadIdx.x; c < 2 * KD + wide; c += THREADS)
+		keep_channel(p, s, c < KD ? k_head * KD + c : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
+	for (int i = threadIdx.x; !s.commit && i < s.rows * 2 * group; i += THREADS) {
+		int r = i / (2 * group), j = i % (2 * group), column = j < group ? head0 + j : p.w.v_heads + head0 + j - group;
+
+		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = read_ba(p, s.row0 + r, column);
+	}
+	for (int i = warp; p.norm_here && i < s.rows * group; i += WARPS)
+		gated_norm(p, s.row0 + i / group, head0 + i % group);
+}
+
+/* grid (v_heads * slices of COLS columns, sequences) */
+template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(const struct gdn_args p)
+{
+	__shared__ __align__(16) float q_sh[WINDOW * KD], k_sh[WINDOW * KD], v_sh[WINDOW * COLS];
+	__shared__ struct window x;
+	struct td_seq s = p.seq[blockIdx.y];
+	int slices = div_up(p.w.v_dim, COLS), head = blockIdx.x / slices, col0 = blockIdx.x % slices * COLS, group = p.w.v_heads / p.w.k_heads;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3, mine = warp * 8 + (lane & 7), col = col0 + mine, there = col < p.w.v_dim;
+	float *kept = p.st.s + ((size_t)s.slot * p.w.v_heads + head) * KD * p.w.v_dim + col;
+	float state[KD / 4];
+	int total = s.replay + s.rows;
+
+	if (threadIdx.x == 0) {
+		x.q = q_sh;
+		x.k = k_sh;
+		x.v = v_sh;
+	}
+#pragma unroll
+	for (int i = 0; i < KD / 4; i++)
+		state[i] = there ? kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] : 0.0f;
+	for (int t0 = 0, n; t0 < total; t0 += n) {
+		int end = t0 < s.replay ? s.replay : total;
+
+		n = end - t0 < WINDOW ? end - t0 : WINDOW;
+		__syncthreads();
+		for (int t = warp; t < n; t += WARPS)
+			prepare<KD>(p, s, x, t, t0 + t, head, col0);
+		__syncthreads();
+		for (int t = 0; t < n; t++) {
+			float o = advance<KD>(x, t, part, v_sh[t * COLS + mine], state);
+
+			if (t0 >= s.replay && part == 0 && there)
+				p.o[((size_t)(s.row0 + t0 + t - s.replay) * p.w.v_heads + head) * p.w.v_dim + col] = o;
+		}
+		if ((t0 + n == s.replay && t0 < s.replay && !s.commit) || (s.commit && t0 + n == total)) {
+#pragma unroll
+			for (int i = 0; i < KD / 4; i++)
+				if (there)
+					kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] = state[i];
+		}
+	}
+	if (last_to_arrive(p.counter + blockIdx.y * p.w.k_heads + head / group, group * slices))
+		close_head<KD>(p, s, head / group);
+}
+
+/* One warp per row and head. grid (rows, v_heads / WARPS) */
+static __global__ void norm_kernel(const struct gdn_args p)
+{
+	int head = blockIdx.y * WARPS + threadIdx.x / 32;
+
+	if (head < p.w.v_heads)
+		gated_norm(p, blockIdx.x, head);
+}
+
+static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba, struct td_tensor out)
+{
+	const struct td_gdn *w = &p.w;
+
+	if (dev->error.code || td__cuda_type(dev, qkvz, TD_BF16, "gdn") || td__cuda_type(dev, out, TD_BF16, "gdn"))
+		return 0;
+	if (w->v_heads % w->k_heads || (w->k_dim != 128 && w->k_dim != 64) || qkvz.cols != p.channels + w->v_heads * w->v_dim || ba.cols != 2 * w->v_heads ||
+	    out.cols != w->v_heads * w->v_dim || b->n_seq * w->k_heads > TD_CUDA_COUNTERS) {
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: %d key and %d value heads of %d and %d with rows of %d, %d and %d; the GPU kernels have key dimensions 64 and 128",
+			      w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
+		return 0;
+	}
+	for (int i = 0; i < b->n_seq; i++) {
+		const struct td_seq *s = &b->seq[i];
+
+		if (s->replay < 0 || s->replay > TD_BLOCK_MAX || (!s->commit && s->rows > TD_BLOCK_MAX)) {
+			td__cuda_fail(dev, TD_E_INTERNAL, "gdn: %d rows to replay and %d new ones in a ring of %d", s->replay, s->rows, TD_BLOCK_MAX);
+			return 0;
+		}
+	}
+	return b->n_seq > 0;
+}
+
+void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba,
+		  struct td_tensor out)
+{
+	struct gdn_args p;
+	dim3 grid;
+
+	p.w = *w;
+	p.st = *st;
+	p.seq = b->dev;
+	p.qkvz = (const bf16 *)qkvz.data;
+	p.ld = qkvz.ld;
+	p.ba = ba.data;
+	p.ld_ba = ba.ld;
+	p.ba_f32 = ba.dtype == TD_F32;
+	p.out = (bf16 *)out.data;
+	p.ld_out = out.ld;
+	p.channels = 2 * w->k_heads * w->k_dim + w->v_heads * w->v_dim;
+	p.norm_here = b->max_rows <= TD_BLOCK_MAX;
+	p.counter = dev->counters;
+	if (!fits(dev, p, b, qkvz, ba, out))
+		return;
+	p.o = (float *)td__cuda_scratch(dev, (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float));
+	if (!p.o)
+		return;
+	grid = dim3(w->v_heads * div_up(w->v_dim, COLS), b->n_seq);
+	if (w->k_dim == 128)
+		gdn_kernel<128><<<grid, THREADS, 0, dev->stream>>>(p);
+	else
+		gdn_kernel<64><<<grid, THREADS, 0, dev->stream>>>(p);
+	if (!p.norm_here)
+		norm_kernel<<<dim3(b->n_rows, div_up(w->v_heads, WARPS)), THREADS, 0, dev->stream>>>(p);
+	td__cuda_launched(dev, "gdn");
+}

@@ -1,0 +1,189 @@
+/*
+ * internal.cuh: what the files of the CUDA module share: the device instance, its sticky error, its scratch memory, small device helpers.
+ *
+ * One `struct td_dev` is one stream on one GPU; every operation is enqueued there in the order of the calls, so one scratch buffer serves them
+ * all: an operation may use it from its first kernel to its last and expects nothing of it. Host code that fails leaves the first error in
+ * dev->error and later operations return at once; sync and download report it.
+ *
+ * What must never happen: a CUDA type in a header outside this folder; an allocation in an operation whose sizes were seen before.
+ */
+#ifndef TD_CUDA_INTERNAL_CUH
+#define TD_CUDA_INTERNAL_CUH
+
+#include <cublas_v2.h>
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+/* The contract is C11. C++ has no _Atomic; a plain word has the same layout, and this module touches those words by the __atomic builtins. */
+#define _Atomic volatile
+extern "C" {
+#include "kernels/kernels.h"
+}
+#undef _Atomic
+#include "kernels/philox.h"
+
+typedef __nv_bfloat16 bf16;
+
+enum { TD_CUDA_COUNTERS = 1 << 16, TD_CUDA_PAGES = 16 };
+
+/* What a kernel found wrong in the numbers it was given: host memory that the GPU writes and sync reads. */
+struct td_cuda_fault {
+	volatile int set, id, at, limit; /* a token id outside [0, limit) at this place; limit < 0: a negative id */
+};
+
+struct td_dev {
+	int ordinal, slots, sms;
+	cudaStream_t stream;
+	cublasHandle_t blas;
+	void *blas_space;
+	char *scratch;
+	size_t scratch_size;
+	unsigned *counters; /* arrival counters of last-block reductions; zero between kernels */
+	struct td_seq *batch[TD_BATCHES];
+	int batch_next, batch_cap;
+	unsigned long long *sum; /* result of checksum */
+	struct td_error error;
+	struct td_cuda_fault *fault, *fault_dev;
+	void *page[TD_CUDA_PAGES]; /* host pages registered for flags */
+	void *page_dev[TD_CUDA_PAGES];
+	int n_page;
+	char name[160];
+};
+
+/* Remembers the first error; returns 0 when `e` is success. */
+int td__cuda_check(struct td_dev *dev, cudaError_t e, const char *what);
+void td__cuda_fail(struct td_dev *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+/* At least `bytes`, 256-byte aligned; NULL after an error. */
+void *td__cuda_scratch(struct td_dev *dev, size_t bytes);
+static inline int td__cuda_launched(struct td_dev *dev, const char *what)
+{
+	return td__cuda_check(dev, cudaGetLastError(), what);
+}
+/* A kernel that wants more shared memory than the default; remembered per kernel by the driver, cheap to repeat. */
+template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *kernel, size_t bytes)
+{
+	if (bytes > 48 << 10)
+		td__cuda_check(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "shared memory");
+}
+/* 0 when the tensor has this type; otherwise a sticky error that names the operation. */
+static inline int td__cuda_type(struct td_dev *dev, struct td_tensor t, enum td_dtype want, const char *what)
+{
+	if (t.dtype == want || t.rows == 0)
+		return 0;
+	td__cuda_fail(dev, TD_E_INTERNAL, "%s: element type %d where %d is needed", what, (int)t.dtype, (int)want);
+	return -1;
+}
+
+static inline __host__ __device__ int div_up(int a, int b)
+{
+	return (a + b - 1) / b;
+}
+static inline size_t align256(size_t n)
+{
+	return (n + 255) & ~(size_t)255;
+}
+
+/* ---- device helpers ---------------------------------------------------------------------------------------------------------------- */
+
+/* Sum over the warp, every lane gets it; the order is fixed. */
+static inline __device__ float warp_sum(float v)
+{
+	for (int d = 16; d; d >>= 1)
+		v += __shfl_xor_sync(~0u, v, d);
+	return v;
+}
+static inline __device__ float sigmoid(float x)
+{
+	return 1.0f / (1.0f + expf(-x));
+}
+static inline __device__ float silu(float x)
+{
+	return x / (1.0f + expf(-x));
+}
+/* Two bf16 in a word -> float, exactly. */
+static inline __device__ float bf16_lo(uint32_t w)
+{
+	return __uint_as_float(w << 16);
+}
+static inline __device__ float bf16_hi(uint32_t w)
+{
+	return __uint_as_float(w & 0xffff0000u);
+}
+static inline __device__ uint32_t bf16_pair(float lo, float hi)
+{
+	__nv_bfloat162 p = __floats2bfloat162_rn(lo, hi);
+
+	return *reinterpret_cast<uint32_t *>(&p);
+}
+
+/* The last of `n` blocks that call this for one counter gets 1, and sees what the others wrote before; the counter is zero again afterwards. */
+static inline __device__ int last_to_arrive(unsigned *counter, unsigned n)
+{
+	__shared__ int last;
+
+	__threadfence();
+	__syncthreads();
+	if (threadIdx.x == 0)
+		last = atomicInc(counter, n - 1) == n - 1;
+	__syncthreads();
+	if (last)
+		__threadfence();
+	return last;
+}
+
+/* ---- the operations, one file each; module.cu makes the table ----------------------------------------------------------------------- */
+
+int td__cuda_open(struct td_dev **, const struct td_dev_options *, struct td_error *);
+void td__cuda_close(struct td_dev *);
+int td__cuda_sync(struct td_dev *, struct td_error *);
+void td__cuda_describe(struct td_dev *, char *, size_t);
+int td__cuda_arena_create(struct td_dev *, size_t, struct td_arena *, struct td_error *);
+int td__cuda_arena_import(struct td_dev *, int, size_t, int, struct td_arena *, struct td_error *);
+void td__cuda_arena_release(struct td_dev *, struct td_arena *);
+void *td__cuda_alloc(struct td_dev *, size_t, struct td_error *);
+void td__cuda_free(struct td_dev *, void *);
+void td__cuda_upload(struct td_dev *, void *, const void *, size_t);
+int td__cuda_download(struct td_dev *, void *, const void *, size_t, struct td_error *);
+void td__cuda_zero(struct td_dev *, void *, size_t);
+int td__cuda_checksum(struct td_dev *, const void *, size_t, uint64_t *, struct td_error *);
+void td__cuda_batch_set(struct td_dev *, struct td_batch *);
+
+size_t td__cuda_pack_bytes(enum td_weight_kind, int out, int in, int group);
+int td__cuda_pack(struct td_dev *, const struct td_linear *, const struct td_linear_part *, int, struct td_error *);
+void td__cuda_linear(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, int);
+/* up to TD_CUDA_SMALL rows, row-invariant */
+enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
+void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
+void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
+void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
+void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
+/* How many blocks share the columns of a product: a function of the weight's shape and the GPU, never of the rows. */
+static inline int td__cuda_ksplit(const struct td_dev *dev, int strips, int units, int warps)
+{
+	int by_blocks = 2 * dev->sms / strips, by_work = units / (2 * warps), n = by_blocks < by_work ? by_blocks : by_work;
+
+	return n < 1 ? 1 : n;
+}
+
+void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct td_tensor);
+void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, int, struct td_tensor);
+void td__cuda_swiglu(struct td_dev *, struct td_tensor, struct td_tensor);
+void td__cuda_copy(struct td_dev *, struct td_tensor, struct td_tensor);
+void td__cuda_gdn(struct td_dev *, const struct td_gdn *, const struct td_gdn_state *, const struct td_batch *, struct td_tensor, struct td_tensor, struct td_tensor);
+void td__cuda_attention(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor, struct td_tensor);
+void td__cuda_draft_context(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor);
+void td__cuda_draft_attention(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor, struct td_tensor);
+void td__cuda_rows_last(struct td_dev *, const struct td_batch *, struct td_tensor, struct td_tensor);
+void td__cuda_rows_tail(struct td_dev *, const struct td_batch *, struct td_tensor, struct td_tensor);
+void td__cuda_verify_ids(struct td_dev *, const struct td_batch *, const int32_t *, const struct td_draft *, int32_t *);
+void td__cuda_mask_ids(struct td_dev *, const struct td_batch *, const int32_t *, int32_t, int32_t *);
+void td__cuda_counts_reset(struct td_dev *, uint16_t *, int, const int32_t *, int);
+void td__cuda_counts_add(struct td_dev *, uint16_t *, const int32_t *, int);
+void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const uint16_t *, struct td_draft *);
+void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *, int32_t *, struct td_verdict *);
+void td__cuda_flag_set(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *);
+int td__cuda_flag_wait(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *, int, struct td_error *);
+
+#endif

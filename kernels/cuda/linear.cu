@@ -1,0 +1,140 @@
+/*
+ * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
+ *
+ * Up to 64 rows at a time go through the small kernels, which are row-invariant. Blocks of exactly 256 rows, which only prefill has, go to
+ * cuBLAS; INT4 weights are expanded to bf16 for it, a piece of the outputs at a time so that the piece stays in the L2 cache. A product of
+ * one fixed shape takes one kernel, so a prompt cut at multiples of 256 gives the bits of the whole. What remains of the rows goes through the
+ * small kernels again: they differ from cuBLAS in rounding (INT4 weights are exact there, rounded to bf16 here).
+ */
+#include "kernels/cuda/internal.cuh"
+
+enum { STRIP = 64, UNIT = 32 };
+static const size_t staging_bytes = (size_t)32 << 20, expanded_bytes = (size_t)32 << 20;
+
+/* ---- packing ----------------------------------------------------------------------------------------------------------------------- */
+
+size_t td__cuda_pack_bytes(enum td_weight_kind kind, int out, int in, int group)
+{
+	size_t strips = (size_t)div_up(out, STRIP);
+
+	if (kind == TD_W_BF16)
+		return (size_t)out * in * 2;
+	return strips * div_up(in, UNIT) * 1024 + strips * (group > 0 ? div_up(in, group) : 1) * 128;
+}
+
+/* Copies rows [row0, row0 + rows) of the stacked parts, `size` bytes a row, to device memory. */
+static void gather(struct td_dev *dev, char *dst, const struct td_linear_part *part, int n_part, int row0, int rows, size_t size, int scales)
+{
+	int at = 0;
+
+	for (int i = 0; i < n_part; i++) {
+		int lo = row0 > at ? row0 : at, hi = row0 + rows < at + part[i].out ? row0 + rows : at + part[i].out;
+		const char *src = (const char *)(scales ? part[i].scale : part[i].weight);
+
+		if (lo < hi)
+			td__cuda_upload(dev, dst + (size_t)(lo - row0) * size, src + (size_t)(lo - at) * size, (size_t)(hi - lo) * size);
+		at += part[i].out;
+	}
+}
+
+static int check(const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *err)
+{
+	int out = 0;
+
+	for (int i = 0; i < n_part; i++)
+		out += part[i].out;
+	if (out != w->out)
+		return td_error_set(err, TD_E_INVALID, "a linear map of %d outputs was given parts with %d", w->out, out);
+	if (w->kind == TD_W_INT4 && (w->group <= 0 || w->group % UNIT || w->in % w->group))
+		return td_error_set(err, TD_E_UNSUPPORTED,
+				    "INT4 weights of %d columns in groups of %d: the GPU kernels need groups that are multiples of %d and divide the columns; load them as bf16",
+				    w->in, w->group, UNIT);
+	return 0;
+}
+
+int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *err)
+{
+	size_t row_weight = (size_t)w->in / 2, row_scale;
+	int rc = check(w, part, n_part, err), step;
+	char *staging;
+
+	if (rc)
+		return rc;
+	if (w->kind == TD_W_BF16) {
+		gather(dev, (char *)w->data, part, n_part, 0, w->out, (size_t)w->in * 2, 0);
+		return td__cuda_sync(dev, err);
+	}
+	row_scale = (size_t)(w->in / w->group) * 2;
+	step = (int)(staging_bytes / (row_weight + row_scale)) / STRIP * STRIP;
+	step = step < STRIP ? STRIP : step;
+	staging = (char *)td__cuda_scratch(dev, (size_t)step * (row_weight + row_scale) + 256);
+	for (int row0 = 0; staging && row0 < w->out; row0 += step) {
+		int rows = w->out - row0 < step ? w->out - row0 : step;
+		char *scale = staging + align256((size_t)rows * row_weight);
+
+		gather(dev, staging, part, n_part, row0, rows, row_weight, 0);
+		gather(dev, scale, part, n_part, row0, rows, row_scale, 1);
+		td__cuda_int4_repack(dev, w, row0 / STRIP, rows, (const uint32_t *)staging, (const bf16 *)scale);
+	}
+	return td__cuda_sync(dev, err);
+}
+
+/* ---- the product ------------------------------------------------------------------------------------------------------------------- */
+
+/* y[:, out0 .. out0 + out) (+)= x * w', w row-major (out, in), in one cuBLAS call of TD_CUDA_LARGE rows. */
+static void dense(struct td_dev *dev, struct td_tensor x, const bf16 *w, int in, int out, struct td_tensor y, int accumulate)
+{
+	float one = 1, beta = accumulate ? 1 : 0;
+	cublasStatus_t s = cublasGemmEx(dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, x.rows, in, &one, w, CUDA_R_16BF, in, x.data, CUDA_R_16BF, x.ld, &beta, y.data,
+					y.dtype == TD_F32 ? CUDA_R_32F : CUDA_R_16BF, y.ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+
+	if (s != CUBLAS_STATUS_SUCCESS)
+		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: linear map %d x %d with %d rows: cuBLAS says %s", dev->ordinal, out, in, x.rows, cublasGetStatusString(s));
+}
+
+static void large(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
+{
+	int step = w->out;
+	bf16 *expanded = NULL;
+
+	if (w->kind == TD_W_INT4) {
+		step = (int)(expanded_bytes / ((size_t)w->in * 2)) / STRIP * STRIP;
+		step = step < STRIP ? STRIP : step;
+		expanded = (bf16 *)td__cuda_scratch(dev, (size_t)step * w->in * 2);
+	}
+	for (int out0 = 0; out0 < w->out && !dev->error.code; out0 += step) {
+		int out = w->out - out0 < step ? w->out - out0 : step;
+
+		if (expanded)
+			td__cuda_int4_expand(dev, w, out0, out, expanded);
+		for (int row0 = 0; row0 < x.rows; row0 += TD_CUDA_LARGE)
+			dense(dev, td_rows(x, row0, TD_CUDA_LARGE), expanded ? expanded : (const bf16 *)w->data + (size_t)out0 * w->in, w->in, out,
+			      td_cols(td_rows(y, row0, TD_CUDA_LARGE), out0, out), accumulate);
+	}
+}
+
+void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
+{
+	int aligned = x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0, whole = 0;
+
+	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "linear"))
+		return;
+	if (y.dtype != TD_F32 && td__cuda_type(dev, y, TD_BF16, "linear"))
+		return;
+	if (x.cols != w->in || y.cols != w->out || y.rows != x.rows || (w->kind == TD_W_INT4 && !aligned)) {
+		td__cuda_fail(dev, TD_E_INTERNAL, "linear: a map %d x %d on x (%d, %d; ld %d) and y (%d, %d)", w->out, w->in, x.rows, x.cols, x.ld, y.rows, y.cols);
+		return;
+	}
+	if (aligned && w->in % 8 == 0)
+		whole = x.rows / TD_CUDA_LARGE * TD_CUDA_LARGE;
+	if (whole)
+		large(dev, td_rows(x, 0, whole), w, td_rows(y, 0, whole), accumulate);
+	for (int row0 = whole; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
+		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
+
+		if (w->kind == TD_W_INT4)
+			td__cuda_int4_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
+		else
+			td__cuda_bf16_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
+	}
+}

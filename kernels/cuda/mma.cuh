@@ -1,0 +1,54 @@
+/*
+ * mma.cuh: the few instructions of sm_80 and later that the tile kernels are made of, under readable names.
+ *
+ * Lane l of a warp is (g, t) = (l / 4, l % 4) in all fragments of mma.m16n8k16: A holds rows g and g + 8, B column g, C rows g and g + 8 with
+ * columns 2t and 2t + 1. The order of k inside a product is free as long as A and B agree; the linear kernels use that (linear_int4.cu).
+ */
+#ifndef TD_CUDA_MMA_CUH
+#define TD_CUDA_MMA_CUH
+
+#include <stdint.h>
+
+/* c += A (16 x 16, bf16) * B (16 x 8, bf16), float32 sums */
+static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+	asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+		     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ uint32_t shared_address(const void *p)
+{
+	return (uint32_t)__cvta_generic_to_shared(p);
+}
+/* 16 bytes from device to shared memory, asynchronously; only the first `bytes` are read, the rest becomes zero. */
+static __device__ __forceinline__ void copy16(void *sh, const void *gl, int bytes = 16)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(sh)), "l"(gl), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void copy_commit()
+{
+	asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void copy_wait()
+{
+	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
+static __device__ __forceinline__ void load_matrix(uint32_t r[4], const void *sh)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		     : "r"(shared_address(sh))
+		     : "memory");
+}
+static __device__ __forceinline__ void load_matrix_transposed(uint32_t r[4], const void *sh)
+{
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+		     : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+		     : "r"(shared_address(sh))
+		     : "memory");
+}
+
+#endif
