@@ -1,0 +1,89 @@
+/*
+ * bench.h: inside `tandem bench`: asking, comparing, telling.
+ *
+ *   cmd_bench.c     options, prompt files, the order of things
+ *   bench_ask.c     rounds of prompts over several connections, and what they cost
+ *   bench_report.c  medians, tables, JSON
+ *   bench_daemon.c  a daemon of our own in a temporary folder (--model)
+ *
+ * A round is one prompt per connection, all at once. Each round is asked with speculation and without, in alternating order, so that whatever drifts
+ * (clock, heat, other load) meets both. Token ids are compared, not text.
+ */
+#ifndef TD_BENCH_H
+#define TD_BENCH_H
+
+#include <signal.h>
+
+#include "client/command.h"
+
+struct td_bench_answer {
+	int32_t *id;
+	size_t n, size;
+	struct tandem_finish finish;
+	struct tandem_error error; /* code 0: it ended well */
+	uint64_t asked_us, first_us, end_us; /* by our clock */
+	int done;
+};
+
+/* Sums over rounds. The workers' times are differences of the daemon's status, so they are right only while nobody else uses it. */
+struct td_bench_cost {
+	uint64_t wall_us, tokens; /* of whole rounds */
+	uint64_t window_us; /* from the first delta to the end, added up over answers */
+	uint64_t cycles, steps; /* of requests; of the target (a step serves all slots) */
+	uint64_t draft_us, verify_us, commit_us, daemon_us;
+	uint64_t prefill_tokens, prefill_us;
+};
+
+enum { TD_BENCH_AUTO = -1 }; /* drafts: the daemon's choice */
+
+struct td_bench {
+	struct td_common common;
+	int32_t max_tokens, draft_tokens;
+	uint32_t clients, limit;
+	struct tandem **t; /* (clients), for the prompts */
+	struct tandem *control; /* for the status */
+	char *server, *model;
+	int code; /* exit code once something failed */
+};
+
+struct td_bench_file {
+	const char *name;
+	const char *const *prompt;
+	size_t n;
+	struct td_bench_answer *answer[2]; /* (n): with speculation, without; freed by td_bench_file_finish */
+	struct td_bench_cost cost[2];
+	int32_t drafts; /* asked for with speculation */
+};
+
+struct td_bench_difference {
+	size_t count; /* prompts whose answers differ */
+	size_t compared;
+	size_t prompt, place; /* of the first */
+	int32_t with, without; /* token ids there, -1 = the answer had ended */
+};
+
+/* bench_ask.c. Non-zero: stop, b->code says how (it has been told). */
+int td_bench_open(struct td_bench *b);
+void td_bench_close(struct td_bench *b);
+int td_bench_round(struct td_bench *b, const struct td_bench_file *f, size_t from, size_t n, int without, struct td_bench_cost *cost);
+int td_bench_file_start(struct td_bench *b, struct td_bench_file *f);
+void td_bench_file_finish(struct td_bench_file *f);
+extern volatile sig_atomic_t td_bench_interrupted;
+void td_bench_catch_interrupt(void);
+
+/* bench_report.c */
+void td_bench_compare(const struct td_bench_file *f, struct td_bench_difference *d);
+void td_bench_report(const struct td_bench *b, const struct td_bench_file *f);
+json_t *td_bench_report_json(const struct td_bench *b, const struct td_bench_file *f);
+double td_bench_acceptance(const struct td_bench_file *f); /* of all prompts together */
+
+/* bench_daemon.c */
+struct td_bench_daemon {
+	int pid; /* 0 = none */
+	char dir[64], socket[96];
+};
+/* 0 once it is ready; else it has been told why not. Stop it in both cases. */
+int td_bench_daemon_start(struct td_bench_daemon *d, const char *model, const char *drafter, const char *device, uint32_t slots);
+void td_bench_daemon_stop(struct td_bench_daemon *d);
+
+#endif
