@@ -131,7 +131,9 @@ static inline void ck_write(const struct ck *c, const char *dir, const char *fil
 		offset += t->bytes;
 	}
 	header[at++] = '}';
-	while (at % 8 || lead-- > 0)
+	for (; at % 8; at++)
+		header[at] = ' ';
+	for (; lead > 0; lead--)
 		header[at++] = ' ';
 	offset = st_bytes(header, at, -1, offset, &bytes);
 	for (int i = 0; i < c->n; i++) {
