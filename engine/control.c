@@ -1,9 +1,11 @@
 /*
  * control.c: the control channel (nanomsg PAIR over ipc://) and the fd socket (SCM_RIGHTS).
  *
- * nanomsg hands a message to the kernel inside nn_send when the pipe is idle, and its close drops what still waits in user space. A send here
- * therefore ends only when the pipe is idle again, or after SEND_WAIT_MS: a worker may send Failure and exit at once, and the message arrives.
- * What nanomsg does not tell is the peer's death: it reconnects in silence. tandemd learns it from SIGCHLD, a worker from the fd socket's end.
+ * nanomsg hands a message to the kernel inside nn_send when the pipe is idle; a send here waits for that, so that BUSY means a peer that does
+ * not read. On the receiving side, though, a message lies in the pipe until it is asked for, and a pipe whose peer hangs up is dropped with what
+ * lies in it (seen with 1.1.5: the last message before an exit arrived in about half of the runs). So the last word, Failure, is followed by a
+ * `sync` that the receiver's td_control_recv answers, and the sender stays until then.
+ * nanomsg does not tell the peer's death either: it reconnects in silence. tandemd learns it from SIGCHLD, a worker from the fd socket's end.
  * What must never happen: tandemd waiting for a worker here for longer than 2 * SEND_WAIT_MS.
  */
 #include "engine/control.h"
@@ -11,31 +13,31 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <nanomsg/nn.h>
 #include <nanomsg/pair.h>
 
+#include "engine/clock.h"
+
 enum {
 	MESSAGE_MAX = 4 << 20, /* checksums of an arena are the largest thing said */
 	SEND_WAIT_MS = 10,
 	CONNECT_WAIT_MS = 5000,
+	LAST_WORD_MS = 2000,
 	NAME_BYTES = 32,
 };
 
 static int64_t now_ms(void)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	return (int64_t)(td_now_us() / 1000);
 }
 
 /* poll() that goes on after signals. timeout_ms < 0 = for ever. Returns revents, 0 at the deadline. */
@@ -160,7 +162,7 @@ void td_control_close(struct td_control *c)
 	*c = TD_CONTROL_CLOSED;
 }
 
-int td_control_send(struct td_control *c, const Tandem__Worker__Message *msg, struct td_error *err)
+static int send_one(struct td_control *c, const Tandem__Worker__Message *msg, struct td_error *err)
 {
 	size_t n = tandem__worker__message__get_packed_size(msg);
 	void *buf;
@@ -181,6 +183,21 @@ int td_control_send(struct td_control *c, const Tandem__Worker__Message *msg, st
 	return 0;
 }
 
+/* A message of this file's own: answers a sync, or notes that ours was answered. 1 when it was one. */
+static int own_message(struct td_control *c, const Tandem__Worker__Message *msg)
+{
+	if (msg->has_sync) {
+		Tandem__Worker__Message answer = TANDEM__WORKER__MESSAGE__INIT;
+
+		answer.has_synced = 1;
+		answer.synced = msg->sync;
+		send_one(c, &answer, NULL);
+	}
+	if (msg->has_synced)
+		atomic_store(&c->synced, msg->synced);
+	return msg->has_sync || msg->has_synced;
+}
+
 int td_control_recv(struct td_control *c, Tandem__Worker__Message **msg, int timeout_ms, struct td_error *err)
 {
 	int64_t end = now_ms() + timeout_ms;
@@ -190,17 +207,25 @@ int td_control_recv(struct td_control *c, Tandem__Worker__Message **msg, int tim
 	*msg = NULL;
 	if (c->sock < 0)
 		return td_error_set(err, TD_E_CLOSED, "control channel: it is closed");
-	while ((n = nn_recv(c->sock, &buf, NN_MSG, NN_DONTWAIT)) < 0) {
+	for (;;) {
 		int64_t left = end - now_ms();
 
+		n = nn_recv(c->sock, &buf, NN_MSG, NN_DONTWAIT);
+		if (n >= 0) {
+			*msg = tandem__worker__message__unpack(NULL, (size_t)n, buf);
+			nn_freemsg(buf);
+			if (!*msg || !own_message(c, *msg))
+				break;
+			tandem__worker__message__free_unpacked(*msg, NULL);
+			*msg = NULL;
+			continue;
+		}
 		if (errno != EAGAIN && errno != EINTR)
 			return td_error_set(err, TD_E_IO, "control channel: %s", nn_strerror(errno));
 		if (timeout_ms >= 0 && left <= 0)
 			return 0;
 		wait_for(c->rcvfd, POLLIN, timeout_ms < 0 ? -1 : (int)left);
 	}
-	*msg = tandem__worker__message__unpack(NULL, (size_t)n, buf);
-	nn_freemsg(buf);
 	if (!*msg)
 		return td_error_set(err, TD_E_PROTOCOL, "control channel: a message of %d bytes is not one of worker.proto", n);
 	if ((*msg)->body_case == TANDEM__WORKER__MESSAGE__BODY__NOT_SET) {
@@ -209,6 +234,35 @@ int td_control_recv(struct td_control *c, Tandem__Worker__Message **msg, int tim
 		return td_error_set(err, TD_E_PROTOCOL, "control channel: a message without a known body; install tandemd and its workers from one build");
 	}
 	return 1;
+}
+
+/* Until the peer has received all that was sent. What it says meanwhile is dropped: this side is about to end. A thread that receives on the
+ * same channel may see the answer instead; it notes it, and the short waits here notice. */
+static void linger(struct td_control *c)
+{
+	static _Atomic uint32_t serial;
+	Tandem__Worker__Message ask = TANDEM__WORKER__MESSAGE__INIT;
+	int64_t end = now_ms() + LAST_WORD_MS;
+
+	ask.has_sync = 1;
+	ask.sync = atomic_fetch_add(&serial, 1) + 1;
+	if (send_one(c, &ask, NULL))
+		return;
+	while (atomic_load(&c->synced) != ask.sync && now_ms() < end) {
+		Tandem__Worker__Message *msg;
+
+		if (td_control_recv(c, &msg, 5, NULL) == 1)
+			tandem__worker__message__free_unpacked(msg, NULL);
+	}
+}
+
+int td_control_send(struct td_control *c, const Tandem__Worker__Message *msg, struct td_error *err)
+{
+	int rc = send_one(c, msg, err);
+
+	if (!rc && msg->body_case == TANDEM__WORKER__MESSAGE__BODY_FAILURE)
+		linger(c);
+	return rc;
 }
 
 /* ---- descriptors ------------------------------------------------------------------------------------------------------------------- */

@@ -8,6 +8,7 @@
 #ifndef TD_CONTROL_H
 #define TD_CONTROL_H
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,13 +18,15 @@
 struct td_control {
 	int sock; /* nanomsg socket, -1 when closed */
 	int rcvfd; /* polled for readability by an event loop; never read */
+	_Atomic uint32_t synced; /* control.c's own */
 };
-#define TD_CONTROL_CLOSED ((struct td_control){-1, -1})
+#define TD_CONTROL_CLOSED ((struct td_control){-1, -1, 0})
 
 int td_control_bind(struct td_control *c, const char *path, struct td_error *err); /* removes a stale socket file first */
-int td_control_connect(struct td_control *c, const char *path, struct td_error *err);
+int td_control_connect(struct td_control *c, const char *path, struct td_error *err); /* waits up to 5 s for the other side */
 void td_control_close(struct td_control *c);
-/* Never blocks: TD_E_BUSY when the peer takes no more. */
+/* TD_E_BUSY when the peer takes no more within 10 ms, or is not connected. A message that the peer has not received yet is lost when this side
+ * closes or exits. Failure is a worker's last word and is not: its send returns when the peer has received it, or after 2 s. */
 int td_control_send(struct td_control *c, const Tandem__Worker__Message *msg, struct td_error *err);
 /* 1 and *msg (free with tandem__worker__message__free_unpacked(msg, NULL)), 0 when there is none within timeout_ms (0 = at once, -1 = for ever), or an error. */
 int td_control_recv(struct td_control *c, Tandem__Worker__Message **msg, int timeout_ms, struct td_error *err);

@@ -18,8 +18,9 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "engine/clock.h"
 
 enum {
 	MAGIC = 0x6d646e74, /* "tndm" */
@@ -28,7 +29,7 @@ enum {
 	VOCAB_MAX = 1 << 22,
 	FEATURES_MAX = 1 << 18,
 	ROWS_MAX = 1 << 20,
-	SPIN_NS = 20000,
+	SPIN_US = 20,
 };
 
 static uint64_t round_up(uint64_t n, uint64_t to)
@@ -270,14 +271,6 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
 	return syscall(SYS_futex, (uint32_t *)word, op, value, timeout, NULL, 0);
 }
 
-static int64_t now_ns(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 void td_bell_ring(struct td_bell *bell)
 {
 	atomic_fetch_add(&bell->count, 1);
@@ -302,23 +295,23 @@ void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms)
 
 	if (atomic_load(&bell->count) != seen || timeout_ms == 0)
 		return;
-	start = now_ns();
-	end = timeout_ms < 0 ? INT64_MAX : start + (int64_t)timeout_ms * 1000000;
+	start = (int64_t)td_now_us();
+	end = timeout_ms < 0 ? INT64_MAX : start + (int64_t)timeout_ms * 1000;
 	do
 		for (int i = 0; i < 32; i++) {
 			if (atomic_load_explicit(&bell->count, memory_order_acquire) != seen)
 				return;
 			relax();
 		}
-	while (now_ns() - start < SPIN_NS);
+	while ((int64_t)td_now_us() - start < SPIN_US);
 	atomic_fetch_add(&bell->sleepers, 1);
 	while (atomic_load(&bell->count) == seen) {
-		int64_t left = end == INT64_MAX ? 0 : end - now_ns();
-		struct timespec t = {.tv_sec = left / 1000000000, .tv_nsec = left % 1000000000};
+		int64_t left = end - (int64_t)td_now_us();
+		struct timespec t = {.tv_sec = left / 1000000, .tv_nsec = left % 1000000 * 1000};
 
-		if (left < 0)
+		if (left <= 0)
 			break;
-		futex(&bell->count, FUTEX_WAIT, seen, end == INT64_MAX ? NULL : &t);
+		futex(&bell->count, FUTEX_WAIT, seen, timeout_ms < 0 ? NULL : &t);
 	}
 	atomic_fetch_sub(&bell->sleepers, 1);
 }
