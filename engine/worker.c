@@ -24,13 +24,9 @@ enum {
 
 static void send_body(struct td_worker *w, Tandem__Worker__Message *msg)
 {
-	struct td_error err;
-
-	for (int i = 0; i < 100; i++) { /* the pair is not connected yet, or full: soon it is not */
-		if (td_control_send(&w->control, msg, &err) != TD_E_BUSY)
+	for (int i = 0; i < 100; i++) /* the pair is not connected yet, or full: soon it is not */
+		if (td_control_send(&w->control, msg, NULL) != TD_E_BUSY)
 			return;
-		nanosleep(&(struct timespec){0, 10000000}, NULL);
-	}
 }
 
 void td_worker_fail(struct td_worker *w, const struct td_error *err)
@@ -43,10 +39,8 @@ void td_worker_fail(struct td_worker *w, const struct td_error *err)
 	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_FAILURE;
 	msg.failure = &f;
 	td_log(TD_LOG_ERROR, "%s", err->text);
-	if (w->control.sock >= 0) {
+	if (w->control.sock >= 0)
 		send_body(w, &msg);
-		nanosleep(&(struct timespec){0, 200000000}, NULL); /* nanomsg sends from a thread of its own: let it */
-	}
 	_exit(1);
 }
 
@@ -111,6 +105,32 @@ static void descriptors(struct td_worker *w)
 	close(shm_fd);
 }
 
+/* On the CPU a part of the shm; else device memory that the target makes and the drafter opens. */
+static void open_exchange(struct td_worker *w)
+{
+	size_t bytes = td_exchange_bytes(&w->shm->cfg, w->ops->act);
+	const ProtobufCBinaryData *given = &w->cfg->exchange;
+	void *base = (char *)w->shm + w->shm->off_exchange;
+	struct td_error err;
+	int rc = 0;
+
+	if (w->shm->cfg.host_exchange != !w->ops->exchange_create) {
+		td_error_set(&err, TD_E_PROTOCOL, "%s: tandemd and device %s disagree on where the exchange region lies", w->name, w->ops->name);
+		td_worker_fail(w, &err);
+	}
+	if (!w->shm->cfg.host_exchange) {
+		if (w->role == TANDEM__WORKER__ROLE__TARGET)
+			rc = w->ops->exchange_create(w->dev, bytes, &base, w->exchange_handle, &err);
+		else if (w->cfg->has_exchange && given->len == TD_HANDLE_BYTES)
+			rc = w->ops->exchange_open(w->dev, given->data, &base, &err);
+		else
+			rc = td_error_set(&err, TD_E_PROTOCOL, "%s: Configure came without the handle of the exchange region", w->name);
+	}
+	if (rc)
+		td_worker_fail(w, &err);
+	td_exchange_layout(&w->shm->cfg, w->ops->act, base, &w->exchange);
+}
+
 static void open_device(struct td_worker *w)
 {
 	struct td_dev_options opt = {.threads = (int)w->cfg->threads, .slots = w->shm->cfg.slots};
@@ -119,11 +139,7 @@ static void open_device(struct td_worker *w)
 	w->ops = td_ops_find(w->cfg->device, &err);
 	if (!w->ops || w->ops->open(&w->dev, &opt, &err))
 		td_worker_fail(w, &err);
-	if (!w->shm->cfg.host_exchange) {
-		td_error_set(&err, TD_E_UNSUPPORTED, "%s: device %s can't share its exchange region between workers yet: set engine.device = cpu", w->name, w->ops->name);
-		td_worker_fail(w, &err);
-	}
-	td_exchange_layout(&w->shm->cfg, w->ops->act, (char *)w->shm + w->shm->off_exchange, &w->exchange);
+	open_exchange(w);
 }
 
 void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv)
@@ -305,6 +321,10 @@ void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache
 	r.cache_bytes = cache_bytes;
 	r.load_us = td_now_us() - w->began_us;
 	r.imported = imported;
+	if (!w->shm->cfg.host_exchange && w->role == TANDEM__WORKER__ROLE__TARGET) {
+		r.has_exchange = 1;
+		r.exchange = (ProtobufCBinaryData){TD_HANDLE_BYTES, w->exchange_handle};
+	}
 	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_READY;
 	msg.ready = &r;
 	send_body(w, &msg);

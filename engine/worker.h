@@ -29,6 +29,7 @@ struct td_worker {
 	const struct td_ops *ops;
 	struct td_dev *dev;
 	struct td_exchange exchange;
+	uint8_t exchange_handle[TD_HANDLE_BYTES]; /* target, device memory: for the drafter */
 	uint64_t began_us;
 	_Atomic int draining;
 	pthread_t thread;
