@@ -388,7 +388,7 @@ void td_daemon_config_help(FILE *out)
 		const struct setting *s = &settings[i];
 		const char *def = s->def ? s->def : !strcmp(s->key, "socket") ? "$XDG_RUNTIME_DIR/tandem/tandem.sock, or /run/tandem/tandem.sock for root"
 								      : "$XDG_RUNTIME_DIR/tandem, or /run/tandem for root";
-		char name[64];
+		char name[128];
 
 		if (strcmp(section, s->section))
 			fprintf(out, "\n[%s]\n", section = s->section);

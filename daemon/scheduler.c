@@ -172,6 +172,7 @@ static const char *commit_fault(const struct td_daemon *d, const struct td_slot 
 static void count(struct td_daemon *d, struct td_request *r, const struct td_record *rec, int appended)
 {
 	uint64_t now = td_now_us();
+	int accepted = rec->accepted < appended ? rec->accepted : appended; /* a stop string may have cut the block */
 
 	if (!r->first_us)
 		r->first_us = now;
@@ -183,11 +184,11 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 		return;
 	r->cycles++;
 	r->drafted += rec->drafted;
-	r->accepted += rec->accepted;
+	r->accepted += (uint32_t)accepted;
 	d->count.cycles++;
 	d->count.drafted += rec->drafted;
-	d->count.accepted += rec->accepted;
-	for (int i = 0; i < rec->accepted; i++)
+	d->count.accepted += (uint64_t)accepted;
+	for (int i = 0; i < accepted; i++)
 		d->count.accepted_at[i]++;
 }
 

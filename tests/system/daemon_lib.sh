@@ -15,6 +15,7 @@ export FAKE_TARGET FAKE_DRAFTER
 
 cleanup() {
 	[ -z "$PID" ] || kill -9 "$PID" 2>/dev/null
+	wait
 	rm -rf "$T"
 }
 trap cleanup EXIT

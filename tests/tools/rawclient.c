@@ -214,7 +214,7 @@ static void send_hex(const char *hex, int framed)
 #define SET_INT(field) \
 	if (get(#field)) { \
 		s->has_##field = 1; \
-		s->field = (__typeof__(s->field))strtoll(get(#field), NULL, 0); \
+		s->field = (__typeof__(s->field))strtoull(get(#field), NULL, 0); \
 	}
 
 static void fill_lists(Tandem__Sampling *s)
