@@ -115,6 +115,8 @@ static void order(int32_t *code, size_t n, int32_t *spare)
 
 static int append(struct td__nfc *w, const char *text, size_t n, struct td_error *err)
 {
+	if (!n)
+		return 0;
 	if (room((void **)&w->text, &w->text_size, w->n + n, 1, err))
 		return TD_E_NOMEM;
 	memcpy(w->text + w->n, text, n);
