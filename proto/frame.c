@@ -2,7 +2,7 @@
  * frame.c: taking frames apart and unpacking what strangers send.
  *
  * Three defences in order. The reader refuses a length over the cap when it has four bytes, and takes memory as bytes come, not as they are
- * announced. A walk over the wire form, by protobuf-c's own descriptors, then checks nesting, lengths and every string before anything is
+ * announced. A walk over the wire form, by protobuf-c's own descriptors, then checks lengths and every string before anything is
  * built: it must be UTF-8 without NUL bytes (protobuf-c would hand over a C string that silently ends at the first one). Last, protobuf-c
  * unpacks through an allocator with a budget, since a repeated field of two bytes can cost a hundred bytes of structures.
  */
@@ -118,15 +118,16 @@ static size_t varint(const uint8_t *p, size_t n, uint64_t *value)
 	return 0;
 }
 
-static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, int depth, struct td_error *err);
+/* Recursion is as deep as the descriptors are: no message of tandem.proto contains itself. */
+static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, struct td_error *err);
 
-static int check_bytes(const ProtobufCMessageDescriptor *desc, const ProtobufCFieldDescriptor *f, const uint8_t *p, size_t n, int depth,
+static int check_bytes(const ProtobufCMessageDescriptor *desc, const ProtobufCFieldDescriptor *f, const uint8_t *p, size_t n,
 		       struct td_error *err)
 {
 	if (!f)
 		return 0;
 	if (f->type == PROTOBUF_C_TYPE_MESSAGE)
-		return walk(f->descriptor, p, n, depth + 1, err);
+		return walk(f->descriptor, p, n, err);
 	if (f->type != PROTOBUF_C_TYPE_STRING)
 		return 0;
 	if (td_utf8_span(p, n) != n)
@@ -136,10 +137,8 @@ static int check_bytes(const ProtobufCMessageDescriptor *desc, const ProtobufCFi
 	return 0;
 }
 
-static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, int depth, struct td_error *err)
+static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, struct td_error *err)
 {
-	if (depth > TD__DEPTH_MAX)
-		return td_error_set(err, TD_E_PROTOCOL, "the message is nested deeper than %d", TD__DEPTH_MAX);
 	while (n > 0) {
 		uint64_t key, value = 0;
 		size_t k = varint(p, n, &key), skip;
@@ -165,7 +164,7 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 			skip = varint(p, n, &value);
 			if (!skip || value > n - skip)
 				return malformed(err);
-			rc = check_bytes(desc, f, p + skip, (size_t)value, depth, err);
+			rc = check_bytes(desc, f, p + skip, (size_t)value, err);
 			if (rc)
 				return rc;
 			skip += (size_t)value;
@@ -235,7 +234,7 @@ ProtobufCMessage *td__message_unpack(const ProtobufCMessageDescriptor *desc, con
 	ProtobufCAllocator allocator = {.alloc = budget_alloc, .free = budget_free, .allocator_data = &b};
 	ProtobufCMessage *msg;
 
-	if (walk(desc, payload, n, 0, err) < 0)
+	if (walk(desc, payload, n, err) < 0)
 		return NULL;
 	msg = protobuf_c_message_unpack(desc, &allocator, n, payload);
 	if (peak)

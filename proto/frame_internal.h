@@ -6,7 +6,7 @@
 
 #include "proto/frame.h"
 
-enum { TD__BUDGET_FACTOR = 16, TD__BUDGET_BASE = 64 << 10, TD__DEPTH_MAX = 8 };
+enum { TD__BUDGET_FACTOR = 16, TD__BUDGET_BASE = 64 << 10 };
 
 /* NULL + err; free with protobuf_c_message_free_unpacked(msg, NULL). `peak`, when given, receives the most bytes that were taken. */
 ProtobufCMessage *td__message_unpack(const ProtobufCMessageDescriptor *desc, const uint8_t *payload, size_t n, size_t budget, size_t *peak,
