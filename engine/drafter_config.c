@@ -148,15 +148,25 @@ static void taps(struct td__cfg *c, const json_t *o, const json_t *dflash, struc
 	}
 }
 
+/* The published drafters call themselves qwen3, for their layers are; the architecture's name tells them from plain models and from DFlash2. */
+static void identity(struct td__cfg *c, const json_t *o, const json_t *dflash)
+{
+	const char *type = td__cfg_text(c, o, "model_type", "(none)");
+	const char *name = json_string_value(json_array_get(td__cfg_array(c, o, "architectures"), 0));
+
+	if (strcmp(type, "qwen3") != 0)
+		td__cfg_fail(c, TD_E_UNSUPPORTED, "model_type %.40s is not supported as a drafter, only qwen3 with DFlash fields", type);
+	if (name && strcmp(name, "DFlashDraftModel") != 0)
+		td__cfg_fail(c, TD_E_UNSUPPORTED, "architecture %.60s is not supported as a drafter, only DFlashDraftModel", name);
+	if (!dflash && !json_object_get(o, "block_size"))
+		td__cfg_fail(c, TD_E_UNSUPPORTED, "is not a DFlash drafter: it has neither dflash_config nor block_size");
+}
+
 static void load(struct td__cfg *c, struct td_drafter_config *d)
 {
 	const json_t *o = c->root, *dflash = td__cfg_object(c, o, "dflash_config");
-	const char *type = td__cfg_text(c, o, "model_type", "(none)");
 
-	if (strcmp(type, "qwen3") != 0 && strcmp(type, "dflash") != 0)
-		td__cfg_fail(c, TD_E_UNSUPPORTED, "model_type %.40s is not supported as a drafter, only qwen3 with DFlash fields", type);
-	if (!c->rc && !dflash && !json_object_get(o, "block_size"))
-		td__cfg_fail(c, TD_E_UNSUPPORTED, "is not a DFlash drafter: it has neither dflash_config nor block_size");
+	identity(c, o, dflash);
 	sizes(c, o, d);
 	if (c->rc)
 		return;

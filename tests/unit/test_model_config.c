@@ -350,6 +350,12 @@ static void test_drafter_rules(void **state)
 	causal_is("dflash_config.causal", "true", 1, 1);
 	causal_is("is_causal", "null", 1, 0);
 
+	/* newer files keep the block's size beside the mask */
+	config_write(drafter4b, "dflash_config", "{\"block_size\":8,\"mask_token_id\":3,\"target_layer_ids\":[5,2]}");
+	assert_int_equal(drafter_try(&c), 0);
+	assert_int_equal(c.block, 8);
+	assert_true(c.n_taps == 2 && c.tap[0] == 5 && c.tap[1] == 2);
+
 	/* no tap list: spread over the target, as published for 5 layers over 32 and 36, and by the halves-to-even rule */
 	config_write(drafter4b, "dflash_config", "{\"mask_token_id\":3}");
 	assert_int_equal(drafter_try(&c), 0);
@@ -401,6 +407,9 @@ static void test_drafter_refused(void **state)
 	static const struct bad bad[] = {
 		{ "model_type", "\"qwen3_5_text\"", TD_E_UNSUPPORTED, "not supported as a drafter" },
 		{ "model_type", "\"llama\"", TD_E_UNSUPPORTED, "model_type llama" },
+		{ "architectures", "[\"DFlash2DraftModel\"]", TD_E_UNSUPPORTED, "architecture DFlash2DraftModel" },
+		{ "architectures", "[\"Qwen3ForCausalLM\"]", TD_E_UNSUPPORTED, "architecture Qwen3ForCausalLM" },
+		{ "architectures", "3", TD_E_FORMAT, "architectures is not a list" },
 		{ "num_hidden_layers", "0", TD_E_FORMAT, "num_hidden_layers" },
 		{ "num_attention_heads", "0", TD_E_FORMAT, "num_attention_heads is 0" },
 		{ "num_attention_heads", "1000000000", TD_E_FORMAT, "num_attention_heads" },
