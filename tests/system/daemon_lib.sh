@@ -41,7 +41,7 @@ start() {
 		--model.drafter="$ROOT/models/tiny/drafter-int4" --engine.target_worker="$WORKER" --engine.drafter_worker="$WORKER" --engine.device=cpu \
 		--tandem.log_level=debug "$@" >>"$LOG" 2>&1; echo $? >"$T/code") &
 	tries=0
-	until [ -S "$SOCK" ]; do
+	until grep -q "socket $SOCK\$" "$LOG"; do
 		tries=$((tries + 1))
 		[ $tries -lt 400 ] || fail "tandemd does not open its socket"
 		[ ! -s "$T/code" ] || fail "tandemd ended with code $(cat "$T/code")"
