@@ -140,17 +140,24 @@ static double mass(const float *w, int n)
 	return sum;
 }
 
+/* l = exp((l - max) / temperature), 0 where that is below min_p or no number at all. */
+TD__INLINE void exponentiate_body(float *l, int vocab, float max, float temperature, float min_p)
+{
+	for (int i = 0; i < vocab; i++) {
+		float x = (l[i] - max) / temperature, w = x < -87.0f ? 0 : td__exp(x);
+
+		l[i] = w >= min_p ? w : 0;
+	}
+}
+TD__DISPATCH(exponentiate, (float *l, int vocab, float max, float temperature, float min_p), (l, vocab, max, temperature, min_p))
+
 /* Logits with bias and penalties -> weights, in place; returns their total. Temperature is above 0. The best id always stays. */
 static double weights(const struct td_sampling *s, float *l, int vocab)
 {
 	const int top = best(l, vocab);
-	const float max = l[top], min_p = s->min_p > 1 ? 1 : s->min_p;
+	const float max = l[top];
 
-	for (int i = 0; i < vocab; i++) {
-		float w = l[i] == max ? 1 : expf((l[i] - max) / s->temperature);
-
-		l[i] = w >= min_p ? w : 0;
-	}
+	exponentiate(l, vocab, max, s->temperature, s->min_p > 1 ? 1 : s->min_p);
 	if (max == -INFINITY) {
 		memset(l, 0, (size_t)vocab * sizeof(*l));
 		l[top] = 1;
