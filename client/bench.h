@@ -30,7 +30,7 @@ struct td_bench_cost {
 	uint64_t wall_us, tokens; /* of whole rounds */
 	uint64_t window_us; /* from the first delta to the end, added up over answers */
 	uint64_t cycles, steps; /* of requests; of the target (a step serves all slots) */
-	uint64_t draft_us, verify_us, commit_us, daemon_us;
+	uint64_t draft_us, verify_us, commit_us, wait_us, daemon_us; /* wait_us: the target's, for the drafter */
 	uint64_t prefill_tokens, prefill_us;
 };
 

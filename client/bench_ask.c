@@ -198,6 +198,7 @@ static void add_difference(const struct tandem_status *before, const struct tand
 	c->steps += t1->steps - t0->steps;
 	c->verify_us += t1->step_us - t0->step_us;
 	c->commit_us += t1->commit_us - t0->commit_us;
+	c->wait_us += t1->wait_us - t0->wait_us;
 	c->prefill_tokens += t1->prefill_tokens - t0->prefill_tokens;
 	c->prefill_us += t1->prefill_us - t0->prefill_us;
 	c->draft_us += d1->step_us - d0->step_us;

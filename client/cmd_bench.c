@@ -9,8 +9,10 @@
 static const char usage[] = "tandem bench [options]";
 static const char about[] =
 	"Asks every prompt twice, greedily and without thinking: with speculation and without, in turn. Prints tokens per second, their ratio, the acceptance\n"
-	"length, the time of draft, verify, commit and channel per cycle, and compares the answers token for token. The workers' times come from the daemon's\n"
-	"status: nobody else should use it meanwhile. Tokens per second count from the first token on.\n\n"
+	"length, the time per cycle, and compares the answers token for token. Tokens per second count from the first token on.\n\n"
+	"Per cycle: draft and verify are the workers' forwards, commit is accepting and recording, channel is what the target waited beyond the drafting\n"
+	"itself, rest is what this client's clock saw beyond these (below zero when the processors are short). They come from the daemon's status, so\n"
+	"nobody else should use it meanwhile; channel and rest need a single client.\n\n"
 	"Prompt files are JSON arrays of strings; without one a few prompts of its own are used (shell commands, small arithmetic).\n"
 	"With --model it starts a daemon of its own for the time of the bench.\n\n"
 	"Exit codes: 0 done, all answers equal; 1 answers differ, or it failed; 2 wrong usage; 3 no daemon; 4 not now; 130 stopped by Ctrl-C.";

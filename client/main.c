@@ -15,6 +15,7 @@ static const struct command {
 	{"chat", td_cmd_chat, "a conversation"},
 	{"status", td_cmd_status, "what the daemon is doing"},
 	{"tokenize", td_cmd_tokenize, "text to token ids and back"},
+	{"doctor", td_cmd_doctor, "what this machine has and lacks"},
 	{"bench", td_cmd_bench, "measure, and compare with and without speculation"},
 };
 enum { N_COMMANDS = sizeof(commands) / sizeof(commands[0]) };
