@@ -362,8 +362,12 @@ template <int D, bool DRAFT> static void attend(struct td_dev *dev, struct atten
 	const size_t budget = (size_t)128 << 20, per_item = (size_t)p.w.kv_heads * PAIRS * p.spans * (D * 4 + 8), shared = (size_t)(PAIRS + 2 * TILE) * D * 2;
 	int items = b->n_seq * p.groups, step = (int)(budget / per_item), gqa = p.w.heads / p.w.kv_heads;
 
+	static int allowed; /* once per kernel */
+
 	step = step < 1 ? 1 : step > items ? items : step;
-	td__cuda_shared(dev, attend_kernel<D, DRAFT>, shared);
+	if (!allowed)
+		td__cuda_shared(dev, attend_kernel<D, DRAFT>, shared);
+	allowed = 1;
 	for (; p.item0 < items && !dev->error.code; p.item0 += step) {
 		int n = items - p.item0 < step ? items - p.item0 : step, rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
 

@@ -61,7 +61,7 @@ static inline int td__cuda_launched(struct td_dev *dev, const char *what)
 {
 	return td__cuda_check(dev, cudaGetLastError(), what);
 }
-/* A kernel that wants more shared memory than the default; remembered per kernel by the driver, cheap to repeat. */
+/* Allows a kernel more shared memory than the default. */
 template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *kernel, size_t bytes)
 {
 	if (bytes > 48 << 10)

@@ -137,8 +137,11 @@ template <class F, int NT, int STAGES> static void launch(struct td_dev *dev, co
 {
 	size_t ring = (size_t)WARPS * STAGES * (F::SLOTS + NT) * 512, sums = (size_t)WARPS * NT * 8 * (16 * F::TILES + 4) * 4;
 	size_t shared = ring > sums ? ring : sums;
+	static int allowed; /* once per kernel */
 
-	td__cuda_shared(dev, linear_kernel<F, NT, STAGES>, shared);
+	if (!allowed)
+		td__cuda_shared(dev, linear_kernel<F, NT, STAGES>, shared);
+	allowed = 1;
 	linear_kernel<F, NT, STAGES><<<dim3(strips, slices, div_up(p.rows, NT * 8)), WARPS * 32, shared, dev->stream>>>(p);
 	td__cuda_launched(dev, "linear");
 }

@@ -1,0 +1,119 @@
+/*
+ * check_linear.c: linear maps of both kinds at the shapes of Qwen3.5-4B and at odd ones; and that a row's result does not depend on its company.
+ */
+#include "tests/gpu/check.h"
+
+void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_part, struct td_linear *r, struct td_linear *d)
+{
+	struct td_linear_part part[4];
+	struct side *side[2] = {&ref, &dut};
+	struct td_linear *w[2] = {r, d};
+	int left = out;
+
+	for (int i = 0; i < n_part; i++) {
+		int o = i + 1 == n_part ? left : out / n_part + (i % 2 ? -(out / n_part / 3) : out / n_part / 3);
+		size_t words = (size_t)o * in / (kind == TD_W_INT4 ? 8 : 2) + 1;
+		uint32_t *weight = host(words * 4);
+		uint16_t *scale = host(kind == TD_W_INT4 ? (size_t)o * (in / group) * 2 : 2);
+
+		left -= o;
+		if (kind == TD_W_INT4) {
+			for (size_t k = 0; k < words; k++)
+				weight[k] = (uint32_t)(rnd() >> 16);
+			for (size_t k = 0; k < (size_t)o * (in / group); k++)
+				scale[k] = bf16_bits(0.002f + 0.02f * rnd_uniform());
+		} else {
+			for (size_t k = 0; k < (size_t)o * in; k++)
+				((uint16_t *)weight)[k] = bf16_bits(((float)(rnd() >> 40) / 8388608.0f - 1) * 0.05f);
+		}
+		part[i] = (struct td_linear_part){.out = o, .weight = weight, .scale = scale};
+	}
+	for (int i = 0; i < 2; i++) {
+		struct td_error err = {0};
+
+		*w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group};
+		w[i]->data = poisoned(side[i], side[i]->ops->pack_bytes(kind, out, in, group));
+		if (side[i]->ops->pack(side[i]->dev, w[i], part, n_part, &err))
+			die("pack", &err);
+	}
+}
+
+static void compare(const char *name, const struct td_linear *r, const struct td_linear *d, int rows, int f32, int accumulate)
+{
+	int in = r->in, out = r->out, ldx = in + 8, ldy = out + 8;
+	float *x = random_values((size_t)rows * in, 1), *y0 = random_values((size_t)rows * out, 1), *a, *b;
+	struct td_tensor xr = put_act(&ref, x, rows, in, ldx), xd = put_act(&dut, x, rows, in, ldx), yr, yd;
+	char shape[96];
+
+	if (accumulate) {
+		yr = f32 ? put_f32(&ref, y0, rows, out, ldy) : put_act(&ref, y0, rows, out, ldy);
+		yd = f32 ? put_f32(&dut, y0, rows, out, ldy) : put_act(&dut, y0, rows, out, ldy);
+	} else {
+		yr = f32 ? new_f32(&ref, rows, out, ldy) : new_act(&ref, rows, out, ldy);
+		yd = f32 ? new_f32(&dut, rows, out, ldy) : new_act(&dut, rows, out, ldy);
+	}
+	ref.ops->linear(ref.dev, xr, r, yr, accumulate);
+	dut.ops->linear(dut.dev, xd, d, yd, accumulate);
+	a = get_values(&dut, yd);
+	b = get_values(&ref, yr);
+	snprintf(shape, sizeof(shape), "%s %d x %d, %d rows%s%s", name, out, in, rows, f32 ? ", f32 out" : "", accumulate ? ", accumulate" : "");
+	line("linear", shape, relative(a, b, (size_t)rows * out), f32 && rows < 256 ? TOL_FLOAT : TOL_ROUND);
+}
+
+/* Rows alone, in other numbers and at other places give the bits of the row in a block of 64. */
+static void invariance(const char *name, const struct td_linear *d, int f32)
+{
+	enum { ALL = 64 };
+	static const int cut[][2] = {{0, 1}, {5, 1}, {63, 1}, {3, 7}, {0, 8}, {9, 15}, {16, 16}, {11, 17}, {2, 24}, {30, 33}};
+	int in = d->in, out = d->out, ok = 1;
+	float *x = random_values((size_t)ALL * in, 1), *whole, *part;
+	struct td_tensor xd = put_act(&dut, x, ALL, in, in), yd = f32 ? new_f32(&dut, ALL, out, out) : new_act(&dut, ALL, out, out);
+	char shape[96];
+
+	dut.ops->linear(dut.dev, xd, d, yd, 0);
+	whole = get_values(&dut, yd);
+	for (size_t i = 0; i < sizeof(cut) / sizeof(cut[0]); i++) {
+		struct td_tensor y = f32 ? new_f32(&dut, cut[i][1], out, out) : new_act(&dut, cut[i][1], out, out);
+
+		dut.ops->linear(dut.dev, td_rows(xd, cut[i][0], cut[i][1]), d, y, 0);
+		part = get_values(&dut, y);
+		ok &= same_bits(part, whole + (size_t)cut[i][0] * out, (size_t)cut[i][1] * out);
+	}
+	snprintf(shape, sizeof(shape), "%s %d x %d: row invariance, bits", name, out, in);
+	verdict_bool("linear", shape, ok);
+}
+
+static void map(const char *name, enum td_weight_kind kind, int out, int in, int group, int n_part, int f32, const int *rows)
+{
+	struct td_linear r, d;
+
+	make_linear(kind, out, in, group, n_part, &r, &d);
+	for (; *rows; rows++)
+		compare(name, &r, &d, *rows, f32, *rows == 16 || *rows == 300);
+	invariance(name, &d, f32);
+	drop_all();
+}
+
+void check_linear(void)
+{
+	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 0}, some[] = {1, 5, 16, 40, 300, 0};
+	int big = !self;
+
+	map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, many);
+	map("INT4 g96", TD_W_INT4, 1, 96, 96, 1, 1, some);
+	map("INT4 g160", TD_W_INT4, 100, 160, 160, 3, 1, some);
+	map("INT4 g64", TD_W_INT4, 200, 1088, 64, 2, 0, some);
+	map("INT4 g128 o", TD_W_INT4, 2560, 4096, 128, 1, 0, big ? many : few);
+	map("BF16 ba", TD_W_BF16, 64, 2560, 0, 2, 1, many);
+	map("BF16", TD_W_BF16, 300, 1000, 0, 3, 0, some);
+	map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, some);
+	map("BF16", TD_W_BF16, 1, 8, 0, 1, 1, some);
+	if (!big)
+		return;
+	map("INT4 g32 qkvz", TD_W_INT4, 12288, 2560, 32, 4, 0, some);
+	map("INT4 g128 gate|up", TD_W_INT4, 18432, 2560, 128, 2, 0, few);
+	map("INT4 g128 down", TD_W_INT4, 2560, 9216, 128, 1, 0, some);
+	map("INT4 g32 head part", TD_W_INT4, 40000, 2560, 32, 1, 1, few);
+	map("BF16 fc", TD_W_BF16, 2560, 20480, 0, 1, 0, some);
+	map("BF16 head part", TD_W_BF16, 40000, 2560, 0, 1, 1, few);
+}
