@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,11 +49,48 @@ static int read_all(struct td__cfg *c, int fd, char *buf, size_t size)
 	return 0;
 }
 
+/* jansson's lexer doesn't look whether its buffer grew: when memory runs out inside a long string, the string loses a byte and parsing goes on.
+ * A key that is misread so would count as absent. So its allocations go through here, and a failed one condemns the whole result. */
+static _Thread_local int starved;
+
+static void *json_malloc(size_t n)
+{
+	void *p = malloc(n);
+
+	starved |= !p;
+	return p;
+}
+
+static void hook(void)
+{
+	json_set_alloc_funcs(json_malloc, free);
+}
+
+json_t *td__json_parse(const char *text, size_t size, json_error_t *why, int *code)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	json_t *root;
+
+	pthread_once(&once, hook);
+	starved = 0;
+	root = json_loadb(text, size, JSON_REJECT_DUPLICATES, why);
+	if (starved) {
+		json_decref(root);
+		root = NULL;
+		snprintf(why->text, sizeof(why->text), "out of memory");
+	}
+	*code = starved ? TD_E_NOMEM : TD_E_FORMAT;
+	return root;
+}
+
 static int parse(struct td__cfg *c, const char *buf, size_t size)
 {
 	json_error_t why;
+	int code;
 
-	c->root = json_loadb(buf, size, JSON_REJECT_DUPLICATES, &why);
+	c->root = td__json_parse(buf, size, &why, &code);
+	if (!c->root && code == TD_E_NOMEM)
+		return td__cfg_fail(c, code, "no memory to read it");
 	if (!c->root)
 		return td__cfg_fail(c, TD_E_FORMAT, "is not valid JSON: line %d, column %d: %s", why.line, why.column, why.text);
 	if (!json_is_object(c->root))

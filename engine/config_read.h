@@ -18,6 +18,9 @@ struct td__cfg {
 	struct td_error *err;
 };
 
+/* Parses, refuses duplicate keys; NULL with a reason, and *code TD_E_FORMAT or TD_E_NOMEM. */
+json_t *td__json_parse(const char *text, size_t size, json_error_t *why, int *code);
+
 /* dir/name, at most `cap` bytes, one JSON object, no duplicate keys. TD_E_NOT_FOUND when there is no such file. */
 int td__cfg_open(struct td__cfg *c, const char *dir, const char *name, size_t cap, struct td_error *err);
 void td__cfg_close(struct td__cfg *c); /* zeroed memory is fine */

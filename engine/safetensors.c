@@ -247,7 +247,9 @@ static int shard_parse(struct td_st *st, struct shard *s, struct td_error *err)
 		return td_error_set(err, TD_E_FORMAT, "%s: is no safetensors file: its header does not begin with {", s->path);
 	s->data0 = 8 + (size_t)length;
 	s->identity = XXH3_64bits_withSeed(p, s->data0, s->identity);
-	header = json_loadb(s->base + 8, (size_t)length, JSON_REJECT_DUPLICATES, &why);
+	header = td__json_parse(s->base + 8, (size_t)length, &why, &rc);
+	if (!header && rc == TD_E_NOMEM)
+		return td_error_set(err, rc, "%s: no memory to read its header of %llu bytes", s->path, (unsigned long long)length);
 	if (!header)
 		return td_error_set(err, TD_E_FORMAT, "%s: its header is not valid JSON: byte %d: %.200s", s->path, why.position, why.text);
 	rc = header_read(st, s, header, err);

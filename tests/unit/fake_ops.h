@@ -50,6 +50,8 @@ static inline int fake_arena_create(struct td_dev *dev, size_t size, struct td_a
 	free(fake.written);
 	fake.shadow = calloc(1, size);
 	fake.written = calloc(1, size);
+	if (!fake.shadow || !fake.written)
+		return td_error_set(err, TD_E_NOMEM, "no memory for an arena");
 	fake.size = size;
 	fake.arenas++;
 	*out = (struct td_arena){ .base = (void *)FAKE_BASE, .size = size, .fd = -1 };

@@ -1,0 +1,143 @@
+/*
+ * test_weights_nomem.c: whichever allocation fails while a sharded checkpoint is opened and loaded, the call says so, leaves no arena, no weights and
+ * no memory behind; or it does without (the C library's sort can) and the weights are the same as ever. The allocator of this program fails on demand and counts what is alive; not under ASan, which has its own.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "checkpoint.h"
+#include "engine/model.h"
+#include "fake_ops.h"
+
+#ifndef __SANITIZE_ADDRESS__
+
+extern void *__libc_malloc(size_t n);
+extern void *__libc_calloc(size_t n, size_t size);
+extern void *__libc_realloc(void *p, size_t n);
+extern void __libc_free(void *p);
+
+/* The how-many-th allocation from now on fails, 0 = none; blocks not freed yet. Volatile, for to the compiler malloc and free are built-ins that touch
+ * no variable of ours. */
+static volatile long fail_at, alive;
+
+static void *count(void *p, void *old)
+{
+	alive += p && !old;
+	return p;
+}
+
+static int due(void)
+{
+	return fail_at && !--fail_at;
+}
+
+void *malloc(size_t n)
+{
+	return due() ? NULL : count(__libc_malloc(n), NULL);
+}
+
+void *calloc(size_t n, size_t size)
+{
+	return due() ? NULL : count(__libc_calloc(n, size), NULL);
+}
+
+void *realloc(void *old, size_t n)
+{
+	return due() ? NULL : count(__libc_realloc(old, n), old);
+}
+
+void free(void *p)
+{
+	alive -= p != NULL;
+	__libc_free(p);
+}
+
+/* Two shards at odd addresses, so that the aligned copies are made too. */
+static void write_model(const char *dir)
+{
+	struct ck all, half = { 0 };
+	char map[16384] = "{\"weight_map\":{";
+	size_t at = strlen(map);
+
+	ck_target(&all, "model.", 8);
+	for (int i = 0; i < all.n; i++)
+		at += (size_t)sprintf(map + at, "%s\"%s\":\"%s\"", i ? "," : "", all.t[i].name, i < all.n / 2 ? "one" : "two");
+	strcpy(map + at, "}}");
+	file_text(dir, "model.safetensors.index.json", map);
+	half.n = all.n / 2;
+	memcpy(half.t, all.t, sizeof(*half.t) * (size_t)half.n);
+	ck_write(&half, dir, "one", 1);
+	half.n = all.n - all.n / 2;
+	memcpy(half.t, all.t + all.n / 2, sizeof(*half.t) * (size_t)half.n);
+	ck_write(&half, dir, "two", 1);
+	ck_finish(&all);
+	file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
+	file_text(dir, "generation_config.json", "{\"eos_token_id\":[3,4]}");
+}
+
+static void test_nomem(void **state)
+{
+	static struct td_target_weights first;
+	struct td_target_weights *w = NULL;
+	struct td_error err;
+	char dir[64], print[256];
+	long before = 0, wrong_code = 0, spared = 0;
+	int n, rc;
+
+	(void)state;
+	write_model(scratch_make(dir));
+	for (n = 0;; n++) { /* n = 0 lets all succeed and settles what libraries keep for themselves */
+		fake_finish();
+		before = alive;
+		memset(&err, 0, sizeof(err));
+		fail_at = n;
+		rc = td_target_weights_load(&fake_ops, NULL, dir, NULL, NULL, NULL, &w, print, &err);
+		if (n && fail_at) /* fewer allocations than that: all have had their turn */
+			break;
+		fail_at = 0;
+		if (n == 0) {
+			assert_int_equal(rc, 0);
+			first = *w;
+		}
+		if (rc == 0) {
+			spared++;
+			assert_memory_equal(w, &first, sizeof(first));
+			td_target_weights_free(&fake_ops, NULL, w);
+			continue;
+		}
+		assert_null(w);
+		assert_int_equal(fake.arenas, 0);
+		assert_int_equal(err.code, rc);
+		wrong_code += rc != TD_E_NOMEM;
+		fake_finish();
+		if (alive != before)
+			fail_msg("allocation %d failed: %ld blocks leaked (%s)", n, alive - before, err.text);
+	}
+	fail_at = 0;
+	assert_int_equal(rc, 0);
+	td_target_weights_free(&fake_ops, NULL, w);
+	fake_finish();
+	scratch_remove(dir);
+	if (n < 500 || wrong_code || spared > 10)
+		fail_msg("%d allocations: %ld ended in another code than out_of_memory, %ld in nothing", n, wrong_code, spared);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = { cmocka_unit_test(test_nomem) };
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+#else
+
+int main(void)
+{
+	return 0;
+}
+
+#endif
