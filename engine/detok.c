@@ -32,11 +32,10 @@ static size_t replace_held(struct td_detok *d, char *out)
 
 static size_t push_byte(struct td_detok *d, uint8_t byte, char *out)
 {
-	size_t used = 0;
-	int len;
+	size_t used = 0, len;
 
 	d->held[d->n_held] = byte;
-	len = td__utf8_prefix(d->held, d->n_held + 1);
+	len = td__utf8_prefix(d->held, (size_t)d->n_held + 1);
 	if (!len && d->n_held) {
 		used = replace_held(d, out);
 		d->held[0] = byte;
@@ -45,11 +44,11 @@ static size_t push_byte(struct td_detok *d, uint8_t byte, char *out)
 	d->n_held++;
 	if (!len)
 		return used + replace_held(d, out + used);
-	if (d->n_held < len)
+	if ((size_t)d->n_held < len)
 		return used;
-	memcpy(out + used, d->held, (size_t)len);
+	memcpy(out + used, d->held, len);
 	d->n_held = 0;
-	return used + (size_t)len;
+	return used + len;
 }
 
 size_t td_detok_push(struct td_detok *d, int32_t id, char *out)

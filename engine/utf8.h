@@ -10,15 +10,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Bytes of the well-formed character at p (n > 0 bytes are there): 1..4, or 0 when there is none. */
-static inline size_t td_utf8_length(const uint8_t *p, size_t n)
+/* The n bytes (1..4) taken as the start of a character: the length of the well-formed characters that start so, 0 when there are none. */
+static inline size_t td__utf8_prefix(const uint8_t *p, size_t n)
 {
 	uint8_t lo = 0x80, hi = 0xbf; /* range of the second byte, narrower after E0, ED, F0, F4 */
 	size_t len;
 
-	if (p[0] < 0x80)
-		return 1;
-	if (p[0] >= 0xc2 && p[0] <= 0xdf) {
+	if (p[0] < 0x80) {
+		len = 1;
+	} else if (p[0] >= 0xc2 && p[0] <= 0xdf) {
 		len = 2;
 	} else if ((p[0] & 0xf0) == 0xe0) {
 		len = 3;
@@ -31,12 +31,20 @@ static inline size_t td_utf8_length(const uint8_t *p, size_t n)
 	} else {
 		return 0;
 	}
-	if (n < len || p[1] < lo || p[1] > hi)
+	if (n > len || (n > 1 && (p[1] < lo || p[1] > hi)))
 		return 0;
-	for (size_t i = 2; i < len; i++)
+	for (size_t i = 2; i < n; i++)
 		if ((p[i] & 0xc0) != 0x80)
 			return 0;
 	return len;
+}
+
+/* Bytes of the well-formed character at p (n > 0 bytes are there): 1..4, or 0 when there is none. */
+static inline size_t td_utf8_length(const uint8_t *p, size_t n)
+{
+	size_t len = td__utf8_prefix(p, 1);
+
+	return len <= n && len && td__utf8_prefix(p, len) ? len : 0;
 }
 
 /* Offset of the first byte that is not part of well-formed text; n when all of it is. */
@@ -50,9 +58,6 @@ static inline size_t td_utf8_span(const uint8_t *p, size_t n)
 }
 
 /* ---- for the tokenizer, the detokenizer and the chat template (utf8.c) ------------------------------------------------------------- */
-
-/* The n bytes (1..4) taken as the start of a sequence: the length of the well-formed sequences that start so, 0 when there are none. */
-int td__utf8_prefix(const uint8_t *p, int n);
 
 /* Writes c (any scalar value) and returns its length, 1..4. */
 int td__utf8_put(uint32_t c, char *out);

@@ -11,27 +11,7 @@
 #include <jansson.h>
 
 #include "tests/tokenizer_random.h"
-
-#define TINY "models/tiny/tokenizer.json"
-
-static struct td_tokenizer *tiny;
-
-static int load_tiny(void **state)
-{
-	struct td_error err = {0};
-
-	(void)state;
-	if (td_tokenizer_load(TINY, &tiny, &err))
-		fail_msg("%s", err.text);
-	return 0;
-}
-
-static int free_tiny(void **state)
-{
-	(void)state;
-	td_tokenizer_free(tiny);
-	return 0;
-}
+#include "tests/tokenizer_tiny.h"
 
 /* A tokenizer from a changed copy of the tiny one's file. Takes over `root`. */
 static int load_changed(json_t *root, struct td_tokenizer **t, struct td_error *err)

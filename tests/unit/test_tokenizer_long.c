@@ -15,27 +15,9 @@
 #include "engine/nfc.h"
 #include "engine/split.h"
 #include "engine/tokenizer_impl.h"
+#include "tests/tokenizer_tiny.h"
 
 enum { MEGABYTE = 1 << 20 };
-
-static struct td_tokenizer *tiny;
-
-static int load_tiny(void **state)
-{
-	struct td_error err = {0};
-
-	(void)state;
-	if (td_tokenizer_load("models/tiny/tokenizer.json", &tiny, &err))
-		fail_msg("%s", err.text);
-	return 0;
-}
-
-static int free_tiny(void **state)
-{
-	(void)state;
-	td_tokenizer_free(tiny);
-	return 0;
-}
 
 /* `unit` over and over, in whole units, about a megabyte. */
 static char *run_of(const char *unit, size_t *n)
