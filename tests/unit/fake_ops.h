@@ -128,7 +128,7 @@ static inline int fake_pack(struct td_dev *dev, const struct td_linear *w, const
 	return fake_due(err);
 }
 
-static struct td_ops fake_ops = {
+static struct td_ops fake_ops __attribute__((unused)) = {
 	.name = "fake",
 	.act = TD_F32,
 	.sync = fake_sync,
