@@ -17,7 +17,7 @@ ifneq ($(MAKECMDGOALS),setup)
 PKG_MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done)
 endif
 
-CPPFLAGS += -I. -I$(B)/proto -D_GNU_SOURCE -DTD_VERSION='"$(VERSION)"' -DTD_PREFIX='"$(PREFIX)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+CPPFLAGS += -I. -I$(B)/proto -D_GNU_SOURCE -DTD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 WARN := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla $(if $(WERROR),-Werror)
 CFLAGS ?= -O2 -g
 ALL_CFLAGS := -std=gnu11 -fPIC -pthread -fno-math-errno $(WARN) $(CFLAGS)

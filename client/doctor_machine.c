@@ -208,7 +208,7 @@ static void check_module(struct td_doctor *d)
 	if (set && *set)
 		snprintf(path, sizeof(path), "%s", set);
 	else if (access(path, R_OK))
-		snprintf(path, sizeof(path), "%s/lib/tandem/tandem-cuda.so", TD_PREFIX);
+		snprintf(path, sizeof(path), "%s/../lib/tandem/tandem-cuda.so", self);
 	if (access(path, R_OK) == 0) {
 		td_found(d, TD_FOUND_OK, "CUDA module", "%s", path);
 	} else {

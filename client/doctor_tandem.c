@@ -41,6 +41,9 @@ int td_doctor_program(const char *name, char *path, size_t size)
 	snprintf(path, size, "%s/%s", self, name);
 	if (is_program(path))
 		return 0;
+	snprintf(path, size, "%s/../lib/tandem/%s", self, name); /* installed workers */
+	if (is_program(path))
+		return 0;
 	for (; dirs && *dirs; dirs = *end ? end + 1 : end) {
 		end = dirs + strcspn(dirs, ":");
 		snprintf(path, size, "%.*s/%s", (int)(end - dirs), dirs, name);
@@ -101,7 +104,7 @@ static void check_program(struct td_doctor *d, const char *name, char *arg, int 
 	if (td_doctor_program(name, path, sizeof(path))) {
 		f = td_found(d, TD_FOUND_MISSING, "programs", "no %s beside this program nor in PATH", name);
 		f->fatal = 1;
-		td_advise(f, "install all of tandem's programs in one folder (make install)");
+		td_advise(f, "install all of tandem's programs (make install)");
 		return;
 	}
 	code = try_start(path, arg, said, sizeof(said));

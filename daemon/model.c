@@ -189,6 +189,13 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 static int find_worker(const char *setting, const char *configured, const char *name, char **path, struct td_error *err)
 {
 	*path = configured[0] ? strdup(configured) : beside(name);
+	if (!configured[0] && *path && access(*path, X_OK) < 0) { /* installed: programs in bin, workers in lib/tandem */
+		char installed[64];
+
+		snprintf(installed, sizeof(installed), "../lib/tandem/%s", name);
+		free(*path);
+		*path = beside(installed);
+	}
 	if (!*path)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
 	if (access(*path, X_OK) < 0)

@@ -2,8 +2,9 @@
  * ops.c: which backend: the CPU's, which is linked in, or the CUDA module, which is opened only where a driver and a device are there.
  *
  * The driver is asked through its own library, opened by name, so that no binary of ours needs it: a machine without NVIDIA runs the same files.
- * The module is looked for in TANDEM_CUDA_MODULE (then nowhere else), beside the executable in ../lib, and in PREFIX/lib/tandem. Once opened
- * it stays for the life of the process: its code may be on other threads' stacks.
+ * The module is looked for in TANDEM_CUDA_MODULE (then nowhere else), beside the executable (workers and module are installed in one folder), and
+ * in ../lib (build tree, bundle): by relation, never at a path that was fixed when building, so that a tree can be moved. Once opened it stays
+ * for the life of the process: its code may be on other threads' stacks.
  */
 #include <dlfcn.h>
 #include <stdio.h>
@@ -48,17 +49,13 @@ static int module_place(int i, char *path, size_t size)
 		snprintf(path, size, "%s", set);
 		return i == 0;
 	}
-	if (i == 0) {
-		n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
-		exe[n > 0 ? n : 0] = 0;
-		slash = strrchr(exe, '/');
-		if (slash)
-			*slash = 0;
-		snprintf(path, size, "%s/../lib/tandem-cuda.so", exe);
-		return 1;
-	}
-	snprintf(path, size, "%s", TD_PREFIX "/lib/tandem/tandem-cuda.so");
-	return i == 1;
+	n = readlink("/proc/self/exe", exe, sizeof(exe) - 1);
+	exe[n > 0 ? n : 0] = 0;
+	slash = strrchr(exe, '/');
+	if (slash)
+		*slash = 0;
+	snprintf(path, size, i == 0 ? "%s/tandem-cuda.so" : "%s/../lib/tandem-cuda.so", exe);
+	return i <= 1;
 }
 
 static const struct td_ops *cuda_find(struct td_error *err)
