@@ -40,7 +40,8 @@ MARK = [
     (0x302A, 0x302F),
 ]
 NUMBER = [
-    (0x30, 0x39), (0x30, 0x39), (0x30, 0x39), (0x660, 0x669), (0x966, 0x96F), (0xB2, 0xB3), (0xB9, 0xB9), (0xBC, 0xBE), (0x2150, 0x215E), (0x2160, 0x2183),
+    (0x30, 0x39), (0x30, 0x39), (0x30, 0x39), (0x660, 0x669), (0x966, 0x96F), (0xB2, 0xB3), (0xB9, 0xB9), (0xBC, 0xBE), (0x2150, 0x215E),
+    (0x2160, 0x2183),
     (0x2460, 0x249B), (0x3007, 0x3007), (0x3021, 0x3029), (0xFF10, 0xFF19), (0x1D7CE, 0x1D7FF), (0x10107, 0x10133), (0x1369, 0x137C),
 ]
 OTHER = [
@@ -54,12 +55,14 @@ EMOJI = [
     (0x2600, 0x2613), (0x2701, 0x2704), (0x1F910, 0x1F91E), (0x20E3, 0x20E3),
 ]
 SPACE = [
-    (0x20, 0x20), (0x20, 0x20), (0x20, 0x20), (0x9, 0x9), (0xA, 0xA), (0xB, 0xC), (0xD, 0xD), (0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0), (0x1680, 0x1680),
+    (0x20, 0x20), (0x20, 0x20), (0x20, 0x20), (0x9, 0x9), (0xA, 0xA), (0xB, 0xC), (0xD, 0xD), (0x1C, 0x1F), (0x85, 0x85), (0xA0, 0xA0),
+    (0x1680, 0x1680),
     (0x180E, 0x180E), (0x2000, 0x200A), (0x200B, 0x200B), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF),
 ]
 LETTER, PRINTABLE = (0x61, 0x7A), (0x20, 0x7E)
 ADDED = [
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>",
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>",
+    "</think>",
     "<|fim_prefix|>", "<|vision_start|>",
 ]
 ENDING = ["s", "t", "re", "ve", "m", "ll", "d", "S", "T", "RE", "vE", "M", "Ll", "D", "\u017f", "x", "\u212a", "l"]
@@ -67,14 +70,22 @@ NEWLINE = ["\n", "\r\n", "\r", "\n\n", " \n", "\n ", "\t\n\t", "\r\r\n"]
 
 # Texts whose ids and decoded text are stored in tests/data/tokenizer_cases.json, each with added tokens parsed and not.
 CASES = [
-    "", " ", "  ", "a", "Hello, world!", "I'll don'T we'RE it\u2019s", "he'\u017f x'\u212a", "  leading and trailing  ", "tab\tvt\x0bff\x0cnel\x85nbsp\xa0end",
-    "a\n\n\nb \n c\r\nd\r\r\n  \n", "x\u180ey \u180e \u200b\u200bz\ufeff", "12345 \u0661\u0662\u0663 \xb2\xbd\u2167\u3007", "e\u0301 \xe9 e\u0323\u0301 e\u0301\u0323",
-    "\u1100\u1161\u11a8 \uac00\u11a8 \uac01 \u1161\u11a8", "\u0958 \u0915\u093c \u2126 \u212b \uf900 \U0002f800", "\u0344\u0f73\u0f75 \U0001d15e\U0001d1bb",
-    "\u0300abc \u0300\u0301", "'\u0300s !\u0300x", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n", "<think></think><tool_call></tool_call>",
-    "<|im_start|><|im_start|>|im_start|>", "<|im_start <|im_end|", "<<|mask|>>", "<tool_response><tool_respons", "a<think>e\u0301</think>\u0301", "e<think>\u0301",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea\u2764\ufe0f", "\x00\x01\x7f", "\ufffd\uffff\U0010ffff", "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
-    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!", "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645", "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
-    "for (i = 0; i < n; i++)\n\t\tx[i] += y[i] * 2;\n", "!!!???...,,,\n\n!!!\r\n", "a" * 300, " " * 300 + "x", "\n" * 100, "ab" * 200, "\u0301" * 60, "=" * 129,
+    "", " ", "  ", "a", "Hello, world!", "I'll don'T we'RE it\u2019s", "he'\u017f x'\u212a", "  leading and trailing  ",
+    "tab\tvt\x0bff\x0cnel\x85nbsp\xa0end",
+    "a\n\n\nb \n c\r\nd\r\r\n  \n", "x\u180ey \u180e \u200b\u200bz\ufeff", "12345 \u0661\u0662\u0663 \xb2\xbd\u2167\u3007",
+    "e\u0301 \xe9 e\u0323\u0301 e\u0301\u0323",
+    "\u1100\u1161\u11a8 \uac00\u11a8 \uac01 \u1161\u11a8", "\u0958 \u0915\u093c \u2126 \u212b \uf900 \U0002f800",
+    "\u0344\u0f73\u0f75 \U0001d15e\U0001d1bb",
+    "\u0300abc \u0300\u0301", "'\u0300s !\u0300x", "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n",
+    "<think></think><tool_call></tool_call>",
+    "<|im_start|><|im_start|>|im_start|>", "<|im_start <|im_end|", "<<|mask|>>", "<tool_response><tool_respons", "a<think>e\u0301</think>\u0301",
+    "e<think>\u0301",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\U0001f1e9\U0001f1ea\u2764\ufe0f", "\x00\x01\x7f", "\ufffd\uffff\U0010ffff",
+    "\u4f60\u597d\uff0c\u4e16\u754c\u3002",
+    "\u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440!", "\u0645\u0631\u062d\u0628\u0627 \u0628\u0627\u0644\u0639\u0627\u0644\u0645",
+    "\u0928\u092e\u0938\u094d\u0924\u0947", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "for (i = 0; i < n; i++)\n\t\tx[i] += y[i] * 2;\n", "!!!???...,,,\n\n!!!\r\n", "a" * 300, " " * 300 + "x", "\n" * 100, "ab" * 200, "\u0301" * 60,
+    "=" * 129,
 ]
 
 

@@ -208,7 +208,8 @@ static void test_where_thinking_is_cut(void **state)
 
 	(void)state;
 	for (i = 0; i < N_OF(cases); i++) {
-		const struct td_chat_message m[] = {{.role = "user", .content = "Q"}, {.role = "assistant", .content = cases[i].content, .reasoning = cases[i].reasoning}};
+		const struct td_chat_message m[] = {{.role = "user", .content = "Q"},
+			{.role = "assistant", .content = cases[i].content, .reasoning = cases[i].reasoning}};
 
 		snprintf(want, sizeof(want), USER("Q") ASSISTANT("%s"), cases[i].want);
 		expect(m, 2, 0, want);
@@ -219,7 +220,8 @@ static void test_where_thinking_is_cut(void **state)
 static void test_white_text_before_a_call(void **state)
 {
 	const struct td_chat_call call[] = {{"f", "{}"}, {"g", "{}"}};
-	const struct td_chat_message m[] = {{.role = "user", .content = "Q"}, {.role = "assistant", .content = "a</think>\n\n", .call = call, .n_calls = 2}};
+	const struct td_chat_message m[] = {{.role = "user", .content = "Q"},
+		{.role = "assistant", .content = "a</think>\n\n", .call = call, .n_calls = 2}};
 
 	(void)state;
 	expect(m, 2, 0,
@@ -229,7 +231,8 @@ static void test_white_text_before_a_call(void **state)
 static void test_answers_of_tools_share_a_turn(void **state)
 {
 	const struct td_chat_message m[] = {
-		{.role = "tool", .content = "0"}, {.role = "user", .content = "Q"},	      {.role = "tool", .content = " 1 "}, {.role = "tool", .content = NULL},
+		{.role = "tool", .content = "0"}, {.role = "user", .content = "Q"},	      {.role = "tool", .content = " 1 "},
+		{.role = "tool", .content = NULL},
 		{.role = "assistant", .content = "A"}, {.role = "tool", .content = "3"},
 	};
 
@@ -300,13 +303,19 @@ static void test_values_as_python_spells_them(void **state)
 	static const char *const cases[][2] = {
 		{"true", "True"}, {"false", "False"}, {"null", "None"}, {"\" a\\nb \"", " a\nb "}, {"\"\"", ""}, {"0", "0"}, {"-0", "0"},
 		{"9223372036854775807", "9223372036854775807"}, {"-9223372036854775808", "-9223372036854775808"},
-		{"1.0", "1.0"}, {"-0.0", "-0.0"}, {"0.1", "0.1"}, {"1e5", "100000.0"}, {"1E16", "1e+16"}, {"1e15", "1000000000000000.0"}, {"123456789012345680.0", "1.2345678901234568e+17"},
-		{"9999999999999998.0", "9999999999999998.0"}, {"0.0001", "0.0001"}, {"0.00001", "1e-05"}, {"0.00012345", "0.00012345"}, {"1.5e-7", "1.5e-07"}, {"1e100", "1e+100"},
-		{"5e-324", "5e-324"}, {"1.7976931348623157e308", "1.7976931348623157e+308"}, {"0.30000000000000004", "0.30000000000000004"}, {"2.50", "2.5"}, {"1e22", "1e+22"},
-		{"1e23", "1e+23"}, {"100.0", "100.0"}, {"123.456", "123.456"}, {"2.2250738585072014e-308", "2.2250738585072014e-308"}, {"1e-400", "0.0"},
-		{"[]", "[]"}, {"{}", "{}"}, {"[1,2.0,\"x\",[],{}]", "[1, 2.0, \"x\", [], {}]"}, {"{\"b\":1,\"a\":{\"c\":false}}", "{\"b\": 1, \"a\": {\"c\": false}}"},
+		{"1.0", "1.0"}, {"-0.0", "-0.0"}, {"0.1", "0.1"}, {"1e5", "100000.0"}, {"1E16", "1e+16"}, {"1e15", "1000000000000000.0"},
+		{"123456789012345680.0", "1.2345678901234568e+17"},
+		{"9999999999999998.0", "9999999999999998.0"}, {"0.0001", "0.0001"}, {"0.00001", "1e-05"}, {"0.00012345", "0.00012345"},
+		{"1.5e-7", "1.5e-07"}, {"1e100", "1e+100"},
+		{"5e-324", "5e-324"}, {"1.7976931348623157e308", "1.7976931348623157e+308"}, {"0.30000000000000004", "0.30000000000000004"},
+		{"2.50", "2.5"}, {"1e22", "1e+22"},
+		{"1e23", "1e+23"}, {"100.0", "100.0"}, {"123.456", "123.456"}, {"2.2250738585072014e-308", "2.2250738585072014e-308"},
+		{"1e-400", "0.0"},
+		{"[]", "[]"}, {"{}", "{}"}, {"[1,2.0,\"x\",[],{}]", "[1, 2.0, \"x\", [], {}]"},
+		{"{\"b\":1,\"a\":{\"c\":false}}", "{\"b\": 1, \"a\": {\"c\": false}}"},
 		{"{\"a\":1,\"b\":2,\"a\":3}", "{\"a\": 3, \"b\": 2}"},
-		{"[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u00e9\\ud83d\\ude42<>&'\"]", "[\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\xc3\xa9\xf0\x9f\x99\x82<>&'\"]"},
+		{"[\"\\\"\\\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u00e9\\ud83d\\ude42<>&'\"]",
+		"[\"\\\"\\\\/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f\xc3\xa9\xf0\x9f\x99\x82<>&'\"]"},
 		{"[\"a\\u0000b\"]", "[\"a\\u0000b\"]"}, {"[true, false, null, -1.0]", "[true, false, null, -1.0]"},
 	};
 	int i;
@@ -334,7 +343,8 @@ static void test_nul_in_an_argument(void **state)
 
 static void test_what_is_refused(void **state)
 {
-	static const char *const bad_json[] = {"\"{}\"", "[]", "5", "", "{", "{} x", "{\"a\": 18446744073709551616}", "{\"a\": 1e999}", "{\"a\": \"\\ud800\"}", "{\"a\": NaN}",
+	static const char *const bad_json[] = {"\"{}\"", "[]", "5", "", "{", "{} x", "{\"a\": 18446744073709551616}", "{\"a\": 1e999}",
+		"{\"a\": \"\\ud800\"}", "{\"a\": NaN}",
 					       "{\"\\u0000\": 1}", "{\"a\": \"\xff\"}"};
 	static const char *const two_tools[] = {"{}", "{\"a\":}"};
 	const struct td_chat_message user = {.role = "user", .content = "Q"};

@@ -157,7 +157,8 @@ static void test_what_it_tells(void **state)
 
 static void test_encode_appends_or_leaves_alone(void **state)
 {
-	static const char *const invalid[] = {"\x80", "a\xff", "\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "aaaaaaaa\xe2\x82", "\xf0\x8f\xbf\xbf"};
+	static const char *const invalid[] = {"\x80", "a\xff", "\xc3", "\xc0\xaf", "\xed\xa0\x80", "\xf4\x90\x80\x80", "aaaaaaaa\xe2\x82",
+		"\xf0\x8f\xbf\xbf"};
 	struct td_error err = {0};
 	struct td_ids ids = {0};
 	size_t i;
@@ -266,7 +267,8 @@ static void test_accepted_variants(void **state)
 		/* Patterns that leave gaps and that match nothing between characters. */
 		{"pre_tokenizer/pretokenizers/0/pattern/Regex", "\"(?:[a-z]|[0-9])+|x*\"", "abc  1234 -- don't", 15,
 		 {8181, 220, 220, 16, 17, 18, 19, 220, 12, 12, 220, 67, 264, 6, 83}},
-		{"pre_tokenizer/pretokenizers/0/pattern/Regex", "\"x*|b\"", "the xx he b  h", 13, {83, 71, 68, 220, 2550, 220, 71, 68, 220, 65, 220, 220, 71}},
+		{"pre_tokenizer/pretokenizers/0/pattern/Regex", "\"x*|b\"", "the xx he b  h", 13,
+		{83, 71, 68, 220, 2550, 220, 71, 68, 220, 65, 220, 220, 71}},
 		{"added_tokens/10", TOKEN(8192, "a b", false), "xa by", 3, {87, 8192, 88}},
 		{"added_tokens/10", TOKEN(8192, "<think>x", false), "<think><think>x<thin", 5, {8190, 8192, 27, 540, 259}},
 	};
@@ -405,7 +407,8 @@ static void test_refused_files(void **state)
 		set_path(root, cases[i].path, cases[i].json);
 		code = load_changed(root, &t, &err);
 		if (code != cases[i].code || !strstr(err.text, cases[i].says) || t)
-			fail_msg("%s = %s: expected code %d and \"%s\", got %d: %s", cases[i].path, cases[i].json, cases[i].code, cases[i].says, code, err.text);
+			fail_msg("%s = %s: expected code %d and \"%s\", got %d: %s", cases[i].path, cases[i].json, cases[i].code, cases[i].says, code,
+				err.text);
 	}
 }
 

@@ -35,7 +35,8 @@ static char *run_of(const char *unit, size_t *n)
 static void test_runs_come_back(void **state)
 {
 	/* In form C already, so that decoding gives them back. U+0301 alone: acute accents; U+0E34: a Thai vowel sign; U+1F600. */
-	static const char *const unit[] = {" ",  "a", "A", "\n", "\r\n", "\t", "1", "!", "=", "ab", "the ", " \n", "\xcc\x81", "\xe0\xb8\xb4", "\xf0\x9f\x98\x80", "\xe4\xbd\xa0",
+	static const char *const unit[] = {" ",  "a", "A", "\n", "\r\n", "\t", "1", "!", "=", "ab", "the ", " \n", "\xcc\x81", "\xe0\xb8\xb4",
+		"\xf0\x9f\x98\x80", "\xe4\xbd\xa0",
 					   "'s", "<", "<|im_start", "<think>", "\xc2\x85", "\xe1\xa0\x8e", "'", "a'"};
 	struct td_error err = {0};
 	size_t i, n, len;
@@ -163,7 +164,8 @@ static void test_interpreter_gives_the_same_pieces(void **state)
 {
 	static const char pattern[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|"
 				      "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-	static const char *const unit[] = {" ", "x", "\xcc\x81", " \n\t", "It's  12 d\xc3\xa9j\xc3\xa0 -- vu!\r\n\r\n\t x", "\xe1\xa0\x8e \xc2\x85\xe2\x80\x8b"};
+	static const char *const unit[] = {" ", "x", "\xcc\x81", " \n\t", "It's  12 d\xc3\xa9j\xc3\xa0 -- vu!\r\n\r\n\t x",
+		"\xe1\xa0\x8e \xc2\x85\xe2\x80\x8b"};
 	size_t i, n, *fast, *slow, count;
 	int interpreted, stack;
 
