@@ -228,12 +228,16 @@ static void take_done(struct td_daemon *d, struct td_slot *s, const struct td_re
 {
 	struct td_request *r = s->request;
 
+	/* The daemon sees natural ends by itself, at the token that makes them. */
+	if (r && rec->reason != TD_FIN_ERROR) {
+		td_child_kill(&d->target, TD_E_PROTOCOL, "it ended a request that is not at its end (reason %u)", rec->reason);
+		return;
+	}
 	free_slot(d, s);
 	if (!r)
 		return;
-	/* The daemon sees ends by itself; a DONE that it did not expect means that the target could not go on with this request. */
 	r->slot = -1;
-	td_request_fail(d, r, TD_E_INTERNAL, "the target gave the request up (reason %u); its log says why", rec->reason);
+	td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
 }
 
 static void take_target(struct td_daemon *d, const struct td_record *rec)

@@ -128,11 +128,25 @@ static void note_failure(struct td_child *c)
 		give_up(c);
 }
 
+/* Nobody is at the other end of the dead worker's rings: what a broken head or tail left in them must not stay for its successor. */
+static void clear_rings(struct td_child *c)
+{
+	struct td_shm *shm = c->d->shm;
+	struct td_ring *from = c == &c->d->target ? &shm->from_target : &shm->from_drafter;
+
+	atomic_store(&from->tail, atomic_load(&from->head));
+	if (c == &c->d->target)
+		atomic_store(&shm->to_target.tail, atomic_load(&shm->to_target.head));
+}
+
 void td_child_gone(struct td_child *c)
 {
 	struct td_daemon *d = c->d;
 	int was_ready = c->was_ready;
 
+	if (c == &d->target && c->state == TD_CHILD_READY)
+		td_scheduler_read_target(d); /* it died between two records: those that are whole count */
+	clear_rings(c);
 	c->state = TD_CHILD_DOWN;
 	c->pid = 0;
 	c->was_ready = 0;

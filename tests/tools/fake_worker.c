@@ -10,7 +10,7 @@
  *   exit          ends at once                               fail=CODE      Failure instead of Ready
  *   hang          never says Hello                           hang_load      never gets Ready
  *   crash_at=N    aborts at its N-th step                    hang_at=N      stops at its N-th step
- *   bad=WHAT      from the 3rd commit on: slot, epoch, run, count, position, token, missing, kind, done, head (of the ring)
+ *   bad=WHAT      from the 3rd commit on: slot, epoch, run, count, position, token, missing, kind, done, refuse, head (of the ring)
  *   version=N     in Hello                                   forget         does not take over the arena
  *   once=FILE     all of this only for the process that creates FILE
  */
@@ -341,7 +341,9 @@ static void spoil(struct td_record *rec)
 	rec->a += (uint32_t)is("bad", "position");
 	rec->token[0] = is("bad", "token") ? 1 << 30 : rec->token[0];
 	rec->b += (uint32_t)is("bad", "missing");
-	rec->kind = is("bad", "kind") ? 77 : is("bad", "done") ? TD_REC_DONE : rec->kind;
+	rec->kind = is("bad", "kind") ? 77 : is("bad", "done") || is("bad", "refuse") ? TD_REC_DONE : rec->kind;
+	if (rec->kind == TD_REC_DONE)
+		rec->reason = is("bad", "done") ? TD_FIN_STOP : TD_FIN_ERROR;
 	if (is("bad", "head"))
 		atomic_fetch_add(&w.out->head, 100000);
 }
