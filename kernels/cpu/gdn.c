@@ -19,7 +19,7 @@
 
 #include "kernels/cpu/cpu.h"
 
-enum { N = TD__CHUNK, TAIL = TD_CONV_TAIL, TAPS = TD_CONV_TAIL + 1 };
+enum { N = TD__CHUNK, TAIL = TD_CONV_TAIL, TAPS = TD_CONV_TAIL + 1, STRIP = 32 };
 
 struct job {
 	struct td_dev *dev;
@@ -133,44 +133,59 @@ static void gates(const struct td_gdn *w, int v_head, const float *ba, float *be
 	*g = -expf(w->a_log[v_head]) * (u > 20.0f ? u : log1pf(expf(u)));
 }
 
-/* The recurrence (3.4.6) on `width` columns of one state; o may be NULL (replay needs no output). */
-TD__INLINE void step_columns(float *s, int ld, int width, int k_dim, const float *q, const float *k, const float *v, float beta, float decay, float *o)
+/*
+ * The recurrence (3.4.6) on STRIP columns of one state, whose sums stay in registers. The decay is taken out of the first sum, so the state is only
+ * read there, and applied with the write.
+ */
+TD__INLINE void step_strip(float *s, int ld, int k_dim, const float *q, const float *k, const float *v, float beta, float decay, float *o)
 {
-	float d[32] = { 0 }, out[32] = { 0 };
+	td__v8 d[STRIP / 8] = { 0 }, out[STRIP / 8] = { 0 };
 
-	for (int i = 0; i < k_dim; i++) {
-		float *row = s + (size_t)i * (size_t)ld;
+	for (int i = 0; i < k_dim; i++)
+		for (int c = 0; c < STRIP / 8; c++)
+			d[c] += *(const td__v8_any *)(s + (size_t)i * (size_t)ld + 8 * c) * k[i];
+	for (int c = 0; c < STRIP / 8; c++)
+		d[c] = beta * (*(const td__v8_any *)(v + 8 * c) - decay * d[c]);
+	for (int i = 0; i < k_dim; i++)
+		for (int c = 0; c < STRIP / 8; c++) {
+			td__v8_any *at = (td__v8_any *)(s + (size_t)i * (size_t)ld + 8 * c);
+			td__v8 new = *at * decay + k[i] * d[c];
 
-		for (int c = 0; c < width; c++) {
-			row[c] *= decay;
-			d[c] += row[c] * k[i];
+			*at = new;
+			out[c] += new * q[i];
 		}
-	}
-	for (int c = 0; c < width; c++)
-		d[c] = beta * (v[c] - d[c]);
-	for (int i = 0; i < k_dim; i++) {
-		float *row = s + (size_t)i * (size_t)ld;
-
-		for (int c = 0; c < width; c++) {
-			row[c] += k[i] * d[c];
-			out[c] += row[c] * q[i];
-		}
-	}
-	if (o)
-		memcpy(o, out, (size_t)width * sizeof(float));
+	for (int c = 0; c < STRIP / 8; c++)
+		*(td__v8_any *)(o + 8 * c) = out[c];
 }
 
-/* One token of one value head on state s (k_dim, v_dim). */
+/* The same on one column, for what is left of a v_dim that is no multiple of STRIP. */
+TD__INLINE void step_column(float *s, int ld, int k_dim, const float *q, const float *k, float v, float beta, float decay, float *o)
+{
+	float d = 0;
+
+	*o = 0;
+	for (int i = 0; i < k_dim; i++)
+		d += s[(size_t)i * (size_t)ld] * k[i];
+	d = beta * (v - decay * d);
+	for (int i = 0; i < k_dim; i++) {
+		float *at = s + (size_t)i * (size_t)ld;
+
+		*at = *at * decay + k[i] * d;
+		*o += *at * q[i];
+	}
+}
+
+/* One token of one value head on state s (k_dim, v_dim); o (v_dim). */
 TD__INLINE void step(const struct td_gdn *w, float *s, const float *q, const float *k, const float *v, float beta, float g, float *o)
 {
 	const int n = w->v_dim;
 	const float decay = expf(g);
 	int c = 0;
 
-	for (; c + 32 <= n; c += 32)
-		step_columns(s + c, n, 32, w->k_dim, q, k, v + c, beta, decay, o ? o + c : NULL);
-	if (c < n)
-		step_columns(s + c, n, n - c, w->k_dim, q, k, v + c, beta, decay, o ? o + c : NULL);
+	for (; c + STRIP <= n; c += STRIP)
+		step_strip(s + c, n, w->k_dim, q, k, v + c, beta, decay, o + c);
+	for (; c < n; c++)
+		step_column(s + c, n, w->k_dim, q, k, v[c], beta, decay, o + c);
 }
 
 /* Gated norm of one value head's output into the row (3.1 rmsg). */

@@ -35,6 +35,7 @@ struct job {
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
+typedef float f32x4 __attribute__((vector_size(16), may_alias));
 
 /* ---- packing ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -102,30 +103,39 @@ TD__INLINE void expand_bf16(float *dst, const uint16_t *src, int n)
 		dst[k] = td__from_bf16(src[k]);
 }
 
-/* Columns [k0, k0 + n) of one row; k0 and n are multiples of 8. A weight is (code - 8) * scale, the exact product in float32. */
-TD__INLINE void expand_int4(float *dst, const uint8_t *row, int in, int group, int k0, int n)
+/* Eight columns. A weight is (code - 8) * scale, the exact product in float32. */
+TD__INLINE void expand_word(float *dst, const uint8_t *src, float scale)
 {
 	const u32x8 shift = { 0, 4, 8, 12, 16, 20, 24, 28 };
-	const uint8_t *scales = row + in / 2;
+	uint32_t word;
+	u32x8 code;
+	td__v8 f;
 
-	for (int k = k0, end; k < k0 + n; k = end) {
+	memcpy(&word, src, 4);
+	code = ((u32x8){ word, word, word, word, word, word, word, word } >> shift) & 15;
+	f = __builtin_convertvector((i32x8)code - 8, td__v8) * scale;
+	memcpy(dst, &f, sizeof(f));
+}
+
+/* Columns [k0, k0 + n) of one row; k0 and n are multiples of 8. */
+TD__INLINE void expand_int4(float *dst, const uint8_t *row, int in, int group, int k0, int n)
+{
+	const uint8_t *scales = row + in / 2 + (size_t)(k0 / group) * 2;
+	int i = 0, left = group - k0 % group; /* columns that the scale at hand still serves */
+
+	row += k0 / 2;
+	for (; i < n; scales += 2, left = group) {
+		int end = i + left < n ? i + left : n;
 		uint16_t h;
 		float scale;
 
-		end = (k / group + 1) * group;
-		end = end < k0 + n ? end : k0 + n;
-		memcpy(&h, scales + (size_t)(k / group) * 2, 2);
+		memcpy(&h, scales, 2);
 		scale = td__from_bf16(h);
-		for (int i = k; i < end; i += LANES) {
-			uint32_t word;
-			u32x8 code;
-			td__v8 f;
-
-			memcpy(&word, row + i / 2, 4);
-			code = ((u32x8){ word, word, word, word, word, word, word, word } >> shift) & 15;
-			f = __builtin_convertvector((i32x8)code - 8, td__v8) * scale;
-			memcpy(dst + (i - k0), &f, sizeof(f));
-		}
+		for (; i + 4 * LANES <= end; i += 4 * LANES)
+			for (int u = 0; u < 4 * LANES; u += LANES)
+				expand_word(dst + i + u, row + (i + u) / 2, scale);
+		for (; i < end; i += LANES)
+			expand_word(dst + i, row + i / 2, scale);
 	}
 }
 
@@ -142,8 +152,9 @@ TD__INLINE void tile(float *acc, const float *w, const float *x, size_t ldx, int
 	for (int i = 0; i < n8; i++) {
 		td__v8 xv[ROW_TILE];
 
+		/* volatile: loaded once and kept; otherwise each product loads its row again, and loads are what this loop runs out of */
 		for (int r = 0; r < rows; r++)
-			xv[r] = *(const td__v8_any *)(x + (size_t)r * ldx + i * LANES);
+			xv[r] = *(const volatile td__v8_any *)(x + (size_t)r * ldx + i * LANES);
 		for (int o = 0; o < OUT_TILE; o++) {
 			td__v8 wv = *(const td__v8_any *)(w + o * K_STEP + i * LANES);
 
@@ -165,56 +176,94 @@ TD__INLINE void tile_rest(float *acc, const float *w, const float *x, size_t ldx
 				acc[(r * PANEL + o) * LANES + l] += w[o * K_STEP + l] * x[(size_t)r * ldx + l];
 }
 
-TD__INLINE void panel_body(const struct job *j, struct scratch *s, int o0, int outs, int r0, int rows)
+/* td__lanes of four neighbouring sums at once: halves added, then a transposition instead of four chains of single additions. */
+TD__INLINE void sum_lanes(const float *acc, float *sum)
 {
-	const struct td_linear *w = j->w;
-	const size_t row = row_bytes(w->kind, w->in, w->group), ldx = (size_t)j->x.ld;
-	const float *x = td__row(&j->x, r0);
+	f32x4 t[OUT_TILE], a, b, c, d;
 
-	memset(s->acc, 0, sizeof(s->acc[0]) * (size_t)rows);
-	for (int k = 0; k < w->in; k += K_STEP) {
-		int n = w->in - k < K_STEP ? w->in - k : K_STEP, n8 = n / LANES;
+	for (int o = 0; o < OUT_TILE; o++)
+		t[o] = *(const f32x4 *)(acc + o * LANES) + *(const f32x4 *)(acc + o * LANES + 4);
+	a = __builtin_shufflevector(t[0], t[1], 0, 4, 1, 5);
+	b = __builtin_shufflevector(t[2], t[3], 0, 4, 1, 5);
+	c = __builtin_shufflevector(t[0], t[1], 2, 6, 3, 7);
+	d = __builtin_shufflevector(t[2], t[3], 2, 6, 3, 7);
+	t[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 0, 1, 4, 5);
+	t[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
+	t[0] += t[1];
+	memcpy(sum, &t[0], sizeof(t[0]));
+}
 
-		for (int o = 0; o < outs; o += OUT_TILE) {
-			for (int t = 0; t < OUT_TILE; t++) {
-				const uint8_t *src = (const uint8_t *)w->data + (size_t)(o0 + o + t) * row;
+/* The weights of `outs` outputs from o0 on, columns [k, k + n), into s->w; zeros where there are fewer than OUT_TILE. */
+TD__INLINE void expand_body(const struct td_linear *w, struct scratch *s, int o0, int outs, int k, int n)
+{
+	const size_t row = row_bytes(w->kind, w->in, w->group);
 
-				if (o + t >= outs)
-					memset(s->w[t], 0, sizeof(s->w[t]));
-				else if (w->kind == TD_W_BF16)
-					expand_bf16(s->w[t], (const uint16_t *)src + k, n);
-				else
-					expand_int4(s->w[t], src, w->in, w->group, k, n);
-			}
-			for (int r = 0, take; r < rows; r += take) {
-				float *acc = s->acc[r][o];
-				const float *xr = x + (size_t)r * ldx + k;
-				int left = rows - r;
+	for (int t = 0; t < OUT_TILE; t++) {
+		const uint8_t *src = (const uint8_t *)w->data + (size_t)(o0 + t) * row;
 
-				/* Four rows are two and two: a lone row leaves the multipliers waiting for its sums. */
-				take = left == 4 ? 2 : left < ROW_TILE ? left : ROW_TILE;
-				if (take == 3)
-					tile(acc, s->w[0], xr, ldx, n8, 3);
-				else if (take == 2)
-					tile(acc, s->w[0], xr, ldx, n8, 2);
-				else
-					tile(acc, s->w[0], xr, ldx, n8, 1);
-				if (n % LANES)
-					tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, take);
-			}
-		}
+		if (t >= outs)
+			memset(s->w[t], 0, sizeof(s->w[t]));
+		else if (w->kind == TD_W_BF16)
+			expand_bf16(s->w[t], (const uint16_t *)src + k, n);
+		else
+			expand_int4(s->w[t], src, w->in, w->group, k, n);
 	}
+}
+TD__DISPATCH(expand, (const struct td_linear *w, struct scratch *s, int o0, int outs, int k, int n), (w, s, o0, outs, k, n))
+
+/* s->acc of output tile o += s->w * x for all rows. Apart from expand, whose constants would push sums out of the registers. */
+TD__INLINE void multiply_body(struct scratch *s, int o, const float *x, size_t ldx, int n, int rows)
+{
+	const int n8 = n / LANES;
+
+	for (int r = 0, take; r < rows; r += take) {
+		float *acc = s->acc[r][o];
+		const float *xr = x + (size_t)r * ldx;
+		int left = rows - r;
+
+		/* Four rows are two and two: a lone row leaves the multipliers waiting for its sums. */
+		take = left == 4 ? 2 : left < ROW_TILE ? left : ROW_TILE;
+		if (take == 3)
+			tile(acc, s->w[0], xr, ldx, n8, 3);
+		else if (take == 2)
+			tile(acc, s->w[0], xr, ldx, n8, 2);
+		else
+			tile(acc, s->w[0], xr, ldx, n8, 1);
+		if (n % LANES)
+			tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, take);
+	}
+}
+TD__DISPATCH(multiply, (struct scratch *s, int o, const float *x, size_t ldx, int n, int rows), (s, o, x, ldx, n, rows))
+
+TD__INLINE void store_body(const struct job *j, const struct scratch *s, int o0, int outs, int r0, int rows)
+{
 	for (int r = 0; r < rows; r++) {
 		float *y = td__row(&j->y, r0 + r) + o0;
 
-		for (int o = 0; o < outs; o++) {
-			float v = td__lanes((const td__v8 *)s->acc[r][o]);
+		for (int o = 0; o < outs; o += OUT_TILE) {
+			float v[OUT_TILE];
 
-			y[o] = j->accumulate ? y[o] + v : v;
+			sum_lanes(s->acc[r][o], v);
+			for (int t = 0; t < OUT_TILE && o + t < outs; t++)
+				y[o + t] = j->accumulate ? y[o + t] + v[t] : v[t];
 		}
 	}
 }
-TD__DISPATCH(panel, (const struct job *j, struct scratch *s, int o0, int outs, int r0, int rows), (j, s, o0, outs, r0, rows))
+TD__DISPATCH(store, (const struct job *j, const struct scratch *s, int o0, int outs, int r0, int rows), (j, s, o0, outs, r0, rows))
+
+static void panel(const struct job *j, struct scratch *s, int o0, int outs, int r0, int rows)
+{
+	memset(s->acc, 0, sizeof(s->acc[0]) * (size_t)rows);
+	for (int k = 0; k < j->w->in; k += K_STEP) {
+		int n = j->w->in - k < K_STEP ? j->w->in - k : K_STEP;
+
+		for (int o = 0; o < outs; o += OUT_TILE) {
+			expand(j->w, s, o0 + o, outs - o, k, n);
+			multiply(s, o, td__row(&j->x, r0) + k, (size_t)j->x.ld, n, rows);
+		}
+	}
+	store(j, s, o0, outs, r0, rows);
+}
 
 static void item(void *job, int i, int thread)
 {
