@@ -25,7 +25,8 @@ ifeq ($(SAN),1)
 ALL_CFLAGS += -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 ALL_LDFLAGS := -fsanitize=address,undefined
 endif
-ALL_LDFLAGS += -pthread $(LDFLAGS)
+# RPATH, not RUNPATH: in a bundle it must also lead the libraries to what they need themselves (openblas to gfortran).
+ALL_LDFLAGS += -pthread -Wl,-rpath,'$$ORIGIN/../lib' -Wl,--disable-new-dtags $(LDFLAGS)
 
 lib = $(shell pkg-config --libs $(1) 2>/dev/null)
 LIBS_PROTO := $(call lib,libprotobuf-c)
@@ -139,7 +140,7 @@ $(B)/%.cu.o: %.cu | $(PB_H)
 	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
 $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcuda -Xlinker -rpath,$(CUDA_LIB) -o $@
+	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcuda -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
 
 # ---- tests ---------------------------------------------------------------------------------------------------------------------------
 # A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.
@@ -162,7 +163,30 @@ demo: setup
 	$(Q)$(MAKE) --no-print-directory all
 	$(Q)B=$(B) sh tools/demo.sh
 
+# ---- install, bundle -----------------------------------------------------------------------------------------------------------------
+# What people start goes to bin; workers and CUDA module, which only tandemd starts, to lib/tandem. Nothing is written outside DESTDIR.
+D := $(DESTDIR)$(PREFIX)
+install: all
+	$(Q)install -d $(D)/bin $(D)/lib/tandem $(D)/lib/pkgconfig $(D)/include $(D)/share/tandem/models/tiny $(D)/share/doc/tandem
+	$(Q)install -m 755 $(B)/bin/tandemd $(B)/bin/tandem $(D)/bin/
+	$(Q)install -m 755 $(B)/bin/tandem-target $(B)/bin/tandem-drafter $(D)/lib/tandem/
+	$(Q)$(if $(CUDA_MODULE),install -m 755 $(CUDA_MODULE) $(D)/lib/tandem/)
+	$(Q)install -m 644 $(SO_LIBTANDEM) $(A_LIBTANDEM) $(D)/lib/
+	$(Q)ln -sf libtandem.so.0 $(D)/lib/libtandem.so
+	$(Q)install -m 644 client/tandem.h $(D)/include/
+	$(Q)sed 's|@VERSION@|$(VERSION)|' client/libtandem.pc.in >$(D)/lib/pkgconfig/libtandem.pc
+	$(Q)cp -r models/tiny/. $(D)/share/tandem/models/tiny/
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|' docs/examples/tandem.ini >$(D)/share/tandem/tandem.ini
+	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c $(D)/share/doc/tandem/
+	@echo "installed in $(D); next: $(PREFIX)/bin/tandemd --config $(PREFIX)/share/tandem/tandem.ini"
+
+bundle: all tests
+	$(Q)sh tools/bundle.sh $(B) bundle
+
 clean:
 	rm -rf build build-san bundle
+
+# Objects are kept, also those that only a chain of rules names.
+.SECONDARY:
 
 -include $(shell find $(B) -name '*.d' 2>/dev/null)

@@ -1,9 +1,9 @@
 #!/bin/sh
 # Serves models/tiny on the CPU in a temporary folder, asks it one question with speculation and without, and stops the daemon again.
 # DEVICE=auto|cpu|cuda and B=build folder can be set. Nothing is left behind.
-B=${B:-build}
 DEVICE=${DEVICE:-cpu}
 ROOT=$(cd "$(dirname "$0")/.." && pwd) || exit 2
+[ -n "$B" ] || { [ -x "$ROOT/bin/tandemd" ] && B=. || B=build; } # in a bundle the programs lie at the top
 BIN=$ROOT/$B/bin
 MODELS=$ROOT/models/tiny
 QUESTION=${QUESTION:-Show me examples of grep.}
