@@ -244,6 +244,7 @@ struct td_session {
 	uv_write_t write;
 	int writing;
 	int blocked; /* more is waiting than allowed: no deltas, no reading */
+	unsigned was_blocked; /* how often */
 	uint64_t blocked_us;
 	struct td_request *requests; /* attached, by session_next */
 	struct td_job *jobs;

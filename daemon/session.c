@@ -239,7 +239,8 @@ static void set_blocked(struct td_session *s)
 		uv_read_stop((uv_stream_t *)&s->pipe);
 		s->reading = 0;
 	}
-	td_log(TD_LOG_DEBUG, "connection %llu reads slowly: its requests pause", (unsigned long long)s->number);
+	if (!s->was_blocked++)
+		td_log(TD_LOG_DEBUG, "connection %llu reads slowly: its requests pause", (unsigned long long)s->number);
 }
 
 /* Enough was read: go on with messages that wait, then with deltas. */

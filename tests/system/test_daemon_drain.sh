@@ -1,0 +1,82 @@
+# limit: 60
+# SIGTERM: what runs ends well, what waits is refused, nothing new is taken, nothing is left; past its time what runs is cancelled; twice is at once.
+. "$(dirname "$0")/daemon_lib.sh"
+export FAKE_TARGET=step_us=5000
+client() { # in the background
+	cat >"$T/script"
+	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
+	CLIENT=$!
+}
+go_on() { # until the client saw something
+	tries=0
+	until grep -q "$1" "$OUT" 2>/dev/null; do
+		tries=$((tries + 1))
+		[ $tries -lt 400 ] || fail "the client does not see '$1': $(cat "$T/err")"
+		sleep 0.02
+	done
+}
+
+start --engine.slots=1
+client <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=100 draft_tokens=0
+gen tag=2 ids=300,301 max_tokens=100
+until "tag=1 delta position=3 "
+note started
+until "tag=2 error code=draining text=tandemd is ending"
+status
+until "state=draining"
+gen tag=3 ids=300 max_tokens=2
+until "tag=3 error code=draining"
+until "tag=1 finish reason=2 stop=- prompt=2 output=100"
+eof
+END
+go_on 'note started'
+stop
+wait $CLIENT || fail "$(cat "$T/err")"
+
+# ---- an answer that would take 20 s has 1 s
+start --tandem.drain_s=1
+client <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=4000 draft_tokens=0 ignore_eos=1
+until "tag=1 delta position=3 "
+note started
+until "tag=1 finish reason=3"
+eof
+END
+go_on 'note started'
+before=$(date +%s%3N)
+stop
+took=$(($(date +%s%3N) - before))
+wait $CLIENT || fail "$(cat "$T/err")"
+[ $took -ge 900 ] && [ $took -lt 4000 ] || fail "it took $took ms instead of a little over 1000"
+
+# ---- a second signal ends at once; also with workers that hear nothing
+start
+client <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=4000 draft_tokens=0 ignore_eos=1
+until "tag=1 delta position=3 "
+status
+until "status"
+kill target 19
+note started
+until "tag=1 finish reason=3"
+eof
+END
+go_on 'note started'
+before=$(date +%s%3N)
+kill -TERM "$PID"
+sleep 0.2
+stop INT
+took=$(($(date +%s%3N) - before))
+wait $CLIENT || fail "$(cat "$T/err")"
+[ $took -lt 2000 ] || fail "a second signal took $took ms"
+echo "every end is an orderly one"

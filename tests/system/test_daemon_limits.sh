@@ -1,0 +1,104 @@
+# limit: 60
+# A full disk for the log, and no descriptors left: the daemon goes on, says so when it can, and does not spin.
+. "$(dirname "$0")/daemon_lib.sh"
+
+# ---- the log's disk is full; SIGHUP makes it anew elsewhere
+start --tandem.log_file=/dev/full
+raw <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=50
+until "finish reason=2"
+END
+stop
+mkdir "$T/logs"
+start --tandem.log_file="$T/logs/tandemd.log"
+mv "$T/logs/tandemd.log" "$T/logs/old.log"
+kill -HUP "$PID"
+tries=0
+until grep -q 'the log was reopened' "$T/logs/tandemd.log" 2>/dev/null; do
+	tries=$((tries + 1))
+	[ $tries -lt 100 ] || fail "SIGHUP does not reopen the log"
+	sleep 0.05
+done
+stop
+# ---- a log that became full while running
+TANDEM_FAULT=log.full:3 start --tandem.log_file="$T/logs/tandemd.log"
+raw <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=50
+until "finish reason=2"
+END
+stop
+grep -q 'log lines were lost here: No space left' "$T/logs/tandemd.log" || fail "lost lines are not told"
+
+# ---- no descriptors: 40 in all, some 25 of them in use; the crowd is told, or has to wait, and those who are in are served
+(
+	ulimit -n 40
+	start --tandem.handshake_s=3
+	echo "$PID" >"$T/pid"
+) || exit 1
+PID=$(cat "$T/pid")
+raw <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=4000 ignore_eos=1 draft_tokens=0
+expect "accepted"
+crowd 60
+connect 1
+expect "error code=limit text=tandemd has no file descriptor left"
+eof
+use 0
+status tag=7
+until "tag=7 status"
+END
+cpu() { awk '{ print $14 + $15 }' "/proc/$PID/stat"; }
+# the crowd is gone with its process; a new one sits there, and the daemon must not turn without end
+"$TOOLS/rawclient" "$SOCK" >/dev/null 2>&1 <<'END' &
+crowd 60
+sleep 2500
+END
+CROWD=$!
+sleep 0.5
+before=$(cpu)
+sleep 1.5
+after=$(cpu)
+[ $((after - before)) -lt 30 ] || fail "the daemon used $((after - before)) ticks of 10 ms in 1.5 s: it spins"
+wait $CROWD
+raw <<'END'
+connect 0
+hello
+expect "welcome"
+gen tag=1 ids=300,301 max_tokens=5
+until "finish reason=2"
+END
+# a worker's death needs descriptors too: they are there again when the crowd is gone
+raw <<'END'
+connect 0
+hello
+expect "welcome"
+status
+expect "status"
+kill target 9
+sleep 200
+wait_status "state=ready"
+gen tag=1 ids=300,301 max_tokens=5
+until "finish reason=2"
+END
+stop
+# ---- the lever: accept says EMFILE although there are some
+TANDEM_FAULT=daemon.accept.emfile start
+raw <<'END'
+connect 0
+expect "error code=limit"
+eof
+connect 0
+hello
+expect "welcome"
+END
+stop
+echo "short of everything, and still there"
