@@ -184,7 +184,7 @@ int td__nfc_apply(struct td__nfc *w, const char *text, size_t n, const char **ou
 		}
 		if ((code = append(w, text + copied, boundary - copied, err)) || (code = append_span(w, text + boundary, end - boundary, err)))
 			return code;
-		copied = boundary = i = end;
+		copied = i = end; /* a boundary stands there */
 	}
 	*out = text;
 	*out_n = n;

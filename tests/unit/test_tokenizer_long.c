@@ -183,6 +183,22 @@ static void test_interpreter_gives_the_same_pieces(void **state)
 	}
 }
 
+/* PCRE2 gives up after ten million steps of its interpreter unless told otherwise; a try of "\\s*[\\r\\n]+" takes one for each blank. */
+static void test_no_match_limit(void **state)
+{
+	const size_t n = 12 * MEGABYTE;
+	char *text = malloc(n);
+	size_t *end;
+	int interpreted, stack;
+
+	(void)state;
+	memset(text, ' ', n);
+	assert_int_equal(ends("\\s*[\\r\\n]+|\\s+", 0, text, n, &end, &interpreted, &stack), 1);
+	assert_int_equal(end[0], n);
+	free(end);
+	free(text);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -191,6 +207,7 @@ int main(void)
 		cmocka_unit_test(test_short_and_long_pieces_agree),
 		cmocka_unit_test(test_stack_of_the_machine_code_may_run_out),
 		cmocka_unit_test(test_interpreter_gives_the_same_pieces),
+		cmocka_unit_test(test_no_match_limit),
 	};
 
 	return cmocka_run_group_tests(tests, load_tiny, free_tiny);
