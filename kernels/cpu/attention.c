@@ -17,16 +17,19 @@ struct job {
 	struct td_tensor x, out;
 };
 
+enum { GROUP_MAX = 16 };
+
 /* A query's walk over the keys. */
 struct walk {
 	float max, sum;
-	float acc[TD__HEAD_MAX]; /* (head_dim) */
+	float q[TD__HEAD_MAX], acc[TD__HEAD_MAX]; /* (head_dim) */
 };
 
 static int shapes_ok(struct td_dev *dev, const char *op, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b, struct td_tensor x,
 		     int cols)
 {
-	if (x.dtype != TD_F32 || x.cols != cols || w->head_dim > TD__HEAD_MAX || w->rotary_dim > w->head_dim || w->heads % w->kv_heads) {
+	if (x.dtype != TD_F32 || x.cols != cols || w->head_dim > TD__HEAD_MAX || w->rotary_dim > w->head_dim || w->heads % w->kv_heads ||
+	    w->heads / w->kv_heads > GROUP_MAX) {
 		td__fail(dev, TD_E_INTERNAL, "%s: rows of %d columns, head_dim %d, rotary_dim %d, %d heads over %d do not fit", op, x.cols, w->head_dim,
 			 w->rotary_dim, w->heads, w->kv_heads);
 		return 0;
@@ -81,38 +84,49 @@ TD__INLINE void append_row_body(const struct job *j, const struct td_seq *s, int
 }
 TD__DISPATCH(append_row, (const struct job *j, const struct td_seq *s, int r, const float *k), (j, s, r, k))
 
-/* acc = acc * keep + sum of p[i] * v[i], `n` values of `dim`, in blocks of columns that stay in registers. */
+/* Columns [0, 8 * width) of acc = acc * keep + sum of p[i] * v[i] over n values of `dim`, in registers. */
+TD__INLINE void weigh_strip(float *acc, float keep, const float *p, const float *v, int n, int dim, int width)
+{
+	td__v8 a[8];
+
+	for (int q = 0; q < width; q++)
+		a[q] = *(const td__v8_any *)(acc + 8 * q) * keep;
+	for (int i = 0; i < n; i++)
+		for (int q = 0; q < width; q++)
+			a[q] += p[i] * *(const td__v8_any *)(v + (size_t)i * (size_t)dim + 8 * q);
+	for (int q = 0; q < width; q++)
+		*(td__v8_any *)(acc + 8 * q) = a[q];
+}
+
 TD__INLINE void weigh(float *acc, float keep, const float *p, const float *v, int n, int dim)
 {
 	int c = 0;
 
-	for (; c + 32 <= dim; c += 32) {
-		td__v8 a[4];
-
-		for (int q = 0; q < 4; q++)
-			a[q] = *(const td__v8_any *)(acc + c + 8 * q) * keep;
-		for (int i = 0; i < n; i++)
-			for (int q = 0; q < 4; q++)
-				a[q] += p[i] * *(const td__v8_any *)(v + (size_t)i * (size_t)dim + c + 8 * q);
-		for (int q = 0; q < 4; q++)
-			*(td__v8_any *)(acc + c + 8 * q) = a[q];
-	}
+	for (; c + 64 <= dim; c += 64)
+		weigh_strip(acc + c, keep, p, v + c, n, dim, 8);
+	for (; c + 8 <= dim; c += 8)
+		weigh_strip(acc + c, keep, p, v + c, n, dim, 1);
 	for (; c < dim; c++) {
 		float a = acc[c] * keep;
 
 		for (int i = 0; i < n; i++)
-			a += p[i] * v[(size_t)i * (size_t)dim + c];
+			a += p[i] * v[(size_t)i * (size_t)dim + (size_t)c];
 		acc[c] = a;
 	}
 }
 
 /* One run of at most TD_PAGE neighbouring keys and values (n, dim). */
-TD__INLINE void visit(struct walk *a, const float *q, const float *k, const float *v, int n, int dim, float scale)
+TD__INLINE void visit(struct walk *a, const float *k, const float *v, int n, int dim, float scale)
 {
 	float p[TD_PAGE], max = a->max, keep, sum = 0;
+	int done = 0;
 
+	for (; done + 4 <= n; done += 4)
+		td__dot4(a->q, k + (size_t)done * (size_t)dim, dim, p + done);
+	for (; done < n; done++)
+		p[done] = td__dot(a->q, k + (size_t)done * (size_t)dim, dim);
 	for (int i = 0; i < n; i++) {
-		p[i] = td__dot(q, k + (size_t)i * (size_t)dim, dim) * scale;
+		p[i] *= scale;
 		max = p[i] > max ? p[i] : max;
 	}
 	keep = td__exp(a->max - max);
@@ -125,14 +139,25 @@ TD__INLINE void visit(struct walk *a, const float *q, const float *k, const floa
 	a->max = max;
 }
 
-/* Keys of positions [from, to) in the cache, page by page. */
-TD__INLINE void visit_cache(struct walk *a, const struct job *j, int slot, int head, int from, int to, const float *q, float scale)
+/* A query before its first key: norm and rotary of x at position pos. */
+TD__INLINE void walk_start(struct walk *a, const struct td_attn *w, const float *x, int pos)
+{
+	a->max = -INFINITY;
+	a->sum = 0;
+	memset(a->acc, 0, sizeof(a->acc));
+	norm_rotate(w, w->q_norm, x, pos, a->q);
+}
+
+/* Keys of positions [from, to) in the cache, page by page, for the `n` heads that share them: a page is read from memory once. */
+TD__INLINE void visit_cache(struct walk *a, int n, const struct job *j, int slot, int head, int from, int to, float scale)
 {
 	for (int p = from; p < to;) {
+		const float *k = cache_row(j->w, j->kv, j->kv->k, slot, p, head), *v = cache_row(j->w, j->kv, j->kv->v, slot, p, head);
 		int end = (p / TD_PAGE + 1) * TD_PAGE;
 
 		end = end < to ? end : to;
-		visit(a, q, cache_row(j->w, j->kv, j->kv->k, slot, p, head), cache_row(j->w, j->kv, j->kv->v, slot, p, head), end - p, j->w->head_dim, scale);
+		for (int i = 0; i < n; i++)
+			visit(&a[i], k, v, end - p, j->w->head_dim, scale);
 		p = end;
 	}
 }
@@ -143,18 +168,19 @@ TD__INLINE void target_row_body(const struct job *j, const struct td_seq *s, int
 {
 	const struct td_attn *w = j->w;
 	const int dim = w->head_dim, group = w->heads / w->kv_heads, pos = s->pos0 + r - s->row0;
+	const int stride = (w->gated ? 2 : 1) * dim, h0 = kv_head * group;
 	const float scale = 1.0f / sqrtf((float)dim), *x = td__row(&j->x, r);
-	float *out = td__row(&j->out, r), q[TD__HEAD_MAX];
+	struct walk a[GROUP_MAX];
 
+	for (int g = 0; g < group; g++)
+		walk_start(&a[g], w, x + (h0 + g) * stride, pos);
+	visit_cache(a, group, j, s->slot, kv_head, 0, pos + 1, scale);
 	for (int g = 0; g < group; g++) {
-		int h = kv_head * group + g;
-		const float *query = x + (w->gated ? 2 * h : h) * dim, *gate = query + dim;
-		struct walk a = { .max = -INFINITY };
+		const float *gate = x + (h0 + g) * stride + dim;
+		float *out = td__row(&j->out, r) + (h0 + g) * dim;
 
-		norm_rotate(w, w->q_norm, query, pos, q);
-		visit_cache(&a, j, s->slot, kv_head, 0, pos + 1, q, scale);
 		for (int i = 0; i < dim; i++)
-			out[h * dim + i] = a.acc[i] / a.sum * (w->gated ? td__sigmoid(gate[i]) : 1.0f);
+			out[i] = a[g].acc[i] / a[g].sum * (w->gated ? td__sigmoid(gate[i]) : 1.0f);
 	}
 }
 TD__DISPATCH(target_row, (const struct job *j, const struct td_seq *s, int r, int kv_head), (j, s, r, kv_head))
@@ -216,7 +242,7 @@ TD__INLINE void draft_block_body(const struct job *j, const struct td_seq *s, in
 	const struct td_attn *w = j->w;
 	const int dim = w->head_dim, group = w->heads / w->kv_heads;
 	const float scale = 1.0f / sqrtf((float)dim);
-	float q[TD__HEAD_MAX];
+	struct walk a[GROUP_MAX];
 
 	for (int m = 0; m < s->rows; m++) {
 		const float *x = td__row(&j->x, s->row0 + m) + (w->heads + kv_head) * dim;
@@ -232,15 +258,15 @@ TD__INLINE void draft_block_body(const struct job *j, const struct td_seq *s, in
 			first = i - (w->window - 1) > 0 ? i - (w->window - 1) : 0;
 			end = i + w->window < end ? i + w->window : end;
 		}
-		for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-			struct walk a = { .max = -INFINITY };
-			float *out = td__row(&j->out, s->row0 + i) + h * dim;
+		for (int g = 0; g < group; g++)
+			walk_start(&a[g], w, td__row(&j->x, s->row0 + i) + (kv_head * group + g) * dim, s->pos0 + i);
+		visit_cache(a, group, j, s->slot, kv_head, from, s->pos0, scale);
+		for (int g = 0; g < group; g++) {
+			float *out = td__row(&j->out, s->row0 + i) + (kv_head * group + g) * dim;
 
-			norm_rotate(w, w->q_norm, td__row(&j->x, s->row0 + i) + h * dim, s->pos0 + i, q);
-			visit_cache(&a, j, s->slot, kv_head, from, s->pos0, q, scale);
-			visit(&a, q, k + first * dim, v + first * dim, end - first, dim, scale);
+			visit(&a[g], k + first * dim, v + first * dim, end - first, dim, scale);
 			for (int c = 0; c < dim; c++)
-				out[c] = a.acc[c] / a.sum;
+				out[c] = a[g].acc[c] / a[g].sum;
 		}
 	}
 }

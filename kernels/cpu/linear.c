@@ -35,7 +35,6 @@ struct job {
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
 typedef int32_t i32x8 __attribute__((vector_size(32)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
-typedef float f32x4 __attribute__((vector_size(16), may_alias));
 
 /* ---- packing ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -176,23 +175,6 @@ TD__INLINE void tile_rest(float *acc, const float *w, const float *x, size_t ldx
 				acc[(r * PANEL + o) * LANES + l] += w[o * K_STEP + l] * x[(size_t)r * ldx + l];
 }
 
-/* td__lanes of four neighbouring sums at once: halves added, then a transposition instead of four chains of single additions. */
-TD__INLINE void sum_lanes(const float *acc, float *sum)
-{
-	f32x4 t[OUT_TILE], a, b, c, d;
-
-	for (int o = 0; o < OUT_TILE; o++)
-		t[o] = *(const f32x4 *)(acc + o * LANES) + *(const f32x4 *)(acc + o * LANES + 4);
-	a = __builtin_shufflevector(t[0], t[1], 0, 4, 1, 5);
-	b = __builtin_shufflevector(t[2], t[3], 0, 4, 1, 5);
-	c = __builtin_shufflevector(t[0], t[1], 2, 6, 3, 7);
-	d = __builtin_shufflevector(t[2], t[3], 2, 6, 3, 7);
-	t[0] = __builtin_shufflevector(a, b, 0, 1, 4, 5) + __builtin_shufflevector(c, d, 0, 1, 4, 5);
-	t[1] = __builtin_shufflevector(a, b, 2, 3, 6, 7) + __builtin_shufflevector(c, d, 2, 3, 6, 7);
-	t[0] += t[1];
-	memcpy(sum, &t[0], sizeof(t[0]));
-}
-
 /* The weights of `outs` outputs from o0 on, columns [k, k + n), into s->w; zeros where there are fewer than OUT_TILE. */
 TD__INLINE void expand_body(const struct td_linear *w, struct scratch *s, int o0, int outs, int k, int n)
 {
@@ -243,7 +225,7 @@ TD__INLINE void store_body(const struct job *j, const struct scratch *s, int o0,
 		for (int o = 0; o < outs; o += OUT_TILE) {
 			float v[OUT_TILE];
 
-			sum_lanes(s->acc[r][o], v);
+			td__lanes4((const td__v8 *)s->acc[r][o], v);
 			for (int t = 0; t < OUT_TILE && o + t < outs; t++)
 				y[o + t] = j->accumulate ? y[o + t] + v[t] : v[t];
 		}

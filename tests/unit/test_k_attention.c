@@ -121,7 +121,7 @@ static void target_reference(const struct layer *l, struct td_tensor x, double *
 			norm_rotate(l, l->q_norm, k_row(x, r) + 2 * h * dim, r, q);
 			attend(q, k, v, r + 1, dim, o);
 			for (int c = 0; c < dim; c++)
-				want[((size_t)r * (size_t)l->w.heads + (size_t)h) * (size_t)dim + (size_t)c] = o[c] / (1 + exp(-(double)k_row(x, r)[(2 * h + 1) * dim + c]));
+				want[(r * l->w.heads + h) * dim + c] = o[c] / (1 + exp(-(double)k_row(x, r)[(2 * h + 1) * dim + c]));
 		}
 	}
 	free(k);
@@ -194,6 +194,7 @@ static void target(void **state)
 	target_shape(4, 1, 256, 64, 150);
 	target_shape(4, 2, 64, 64, 300);
 	target_shape(6, 2, 40, 10, 67);
+	target_shape(2, 1, 77, 6, 130);
 	target_shape(1, 1, 8, 2, 3);
 }
 

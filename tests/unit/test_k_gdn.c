@@ -154,7 +154,8 @@ static double silu_inverse(double y)
 static void golden(void **state)
 {
 	/* q and k may be scaled (they are normalised; eps then matters below 1e-6 relative), v scales d, o and S: all by a power of two. */
-	static const double q[3][2] = { { 1, 0 }, { .5, -1 }, { 2, 1 } }, k[3][2] = { { 1, 1 }, { 0, 2 }, { -1, .5 } }, v[3][2] = { { 1, 2 }, { -1, .5 }, { 3, -2 } };
+	static const double q[3][2] = { { 1, 0 }, { .5, -1 }, { 2, 1 } }, k[3][2] = { { 1, 1 }, { 0, 2 }, { -1, .5 } };
+	static const double v[3][2] = { { 1, 2 }, { -1, .5 }, { 3, -2 } };
 	static const double beta[3] = { .5, .25, .75 }, g[3] = { -.1, -.7, -.05 };
 	static const double o[3][2] = { { .249999813, .499999625 }, { .130353849, -.134576803 }, { -.948108849, .921969984 } };
 	static const double s_final[4] = { -1.979423241, 1.58606987, .960662748, -.256614364 };

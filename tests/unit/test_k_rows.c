@@ -44,7 +44,8 @@ static void norms(void **state)
 				for (int c = 0; c < n; c++)
 					square += (double)k_row(x, r)[c] * k_row(x, r)[c];
 				for (int c = 0; c < n; c++)
-					k_near("rms_norm", r * n + c, k_row(y, r)[c], k_row(x, r)[c] / sqrt(square / n + 1e-5f) * (zero_centred + (double)w[c]), 1e-6);
+					k_near("rms_norm", r * n + c, k_row(y, r)[c],
+					       k_row(x, r)[c] / sqrt(square / n + 1e-5f) * (zero_centred + (double)w[c]), 1e-6);
 				ops->rms_norm(one, td_rows(x, r, 1), w, 1e-5f, zero_centred, alone);
 				k_same_bits("rms_norm of a row alone", alone.data, k_row(y, r), n);
 			}
