@@ -33,7 +33,8 @@ void td_ids_finish(struct td_ids *ids);
 /* Appends the ids of `text`. parse_added 0: added tokens in the text are ordinary text (user content that must not forge turns). */
 int td_encode(const struct td_tokenizer *t, const char *text, size_t n, int parse_added, struct td_ids *out, struct td_error *err);
 
-/* Bytes of one token (for added tokens their text, read by the byte alphabet where it fits, as the reference decodes). NULL when id is out of range or unused. Owned by the tokenizer. */
+/* Bytes of one token (for added tokens their text, read by the byte alphabet where it fits, as the reference decodes). NULL when id is out of
+ * range or unused. Owned by the tokenizer. */
 const char *td_token_bytes(const struct td_tokenizer *t, int id, size_t *n);
 
 /* Whole decode: bytes of all ids, special tokens left out when skip_special. Invalid UTF-8 becomes U+FFFD as `tokenizers` does (one per maximal
