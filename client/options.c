@@ -86,15 +86,15 @@ static const char *store(const struct td_option *o, const char *value)
 		return td_parse_int(value, o->to) ? NULL : "a whole number";
 	case TD_OPT_COUNT:
 		if (!parse_u64(value, &n) || n > UINT32_MAX)
-			return "a whole number, not negative";
+			return "a whole number from 0 on";
 		*(uint32_t *)o->to = (uint32_t)n;
 		return NULL;
 	case TD_OPT_SEED:
-		return parse_u64(value, o->to) ? NULL : "a whole number, not negative";
+		return parse_u64(value, o->to) ? NULL : "a whole number from 0 on";
 	case TD_OPT_FLOAT:
 		return td_parse_float(value, o->to) ? NULL : "a number";
 	case TD_OPT_SECONDS:
-		return parse_seconds(value, o->to) ? NULL : "a number of seconds, not negative";
+		return parse_seconds(value, o->to) ? NULL : "a number of seconds from 0 on";
 	case TD_OPT_TEXT:
 		*(const char **)o->to = value;
 		return NULL;
