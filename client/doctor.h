@@ -41,7 +41,7 @@ void td_doctor_gpu(struct td_doctor *d);
 void td_doctor_programs(struct td_doctor *d);
 void td_doctor_model(struct td_doctor *d);
 void td_doctor_socket(struct td_doctor *d);
-/* Path of one of our programs: beside this one, else in PATH. 0 when found. */
+/* Path of a program: beside this one, where workers are installed, else in PATH. 0 when found. */
 int td_doctor_program(const char *name, char *path, size_t size);
 
 #endif

@@ -193,29 +193,44 @@ static void check_driver(struct td_doctor *d)
 		dlclose(lib);
 }
 
-static void check_module(struct td_doctor *d)
+/* Where the daemon and the workers look for it, in their order; 0 when it is in none of these places. */
+static int find_module(char *path, size_t size)
 {
+	static const char *const place[] = {"%s/../lib/tandem-cuda.so", "%s/../lib/tandem/tandem-cuda.so"};
 	const char *set = getenv("TANDEM_CUDA_MODULE");
-	char path[4200] = "", self[4096];
+	char self[4096];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	char *slash;
+	int i;
 
+	if (set && *set) {
+		snprintf(path, size, "%s", set);
+		return access(path, R_OK) == 0;
+	}
 	self[n > 0 ? n : 0] = '\0';
 	slash = strrchr(self, '/');
 	if (slash)
 		*slash = '\0';
-	snprintf(path, sizeof(path), "%s/../lib/tandem-cuda.so", self);
-	if (set && *set)
-		snprintf(path, sizeof(path), "%s", set);
-	else if (access(path, R_OK))
-		snprintf(path, sizeof(path), "%s/../lib/tandem/tandem-cuda.so", self);
-	if (access(path, R_OK) == 0) {
-		td_found(d, TD_FOUND_OK, "CUDA module", "%s", path);
-	} else {
-		td_advise(td_found(d, d->gpu ? TD_FOUND_MISSING : TD_FOUND_WARN, "CUDA module", "no tandem-cuda.so"),
-			  d->gpu ? "build with nvcc on the PATH (make), or name the file with TANDEM_CUDA_MODULE" : "only needed with a GPU");
-		d->gpu = 0;
+	for (i = 0; i < 2; i++) {
+		snprintf(path, size, place[i], self);
+		if (access(path, R_OK) == 0)
+			return 1;
 	}
+	snprintf(path, size, "%s/lib/tandem/tandem-cuda.so", TD_PREFIX);
+	return access(path, R_OK) == 0;
+}
+
+static void check_module(struct td_doctor *d)
+{
+	char path[4200];
+
+	if (find_module(path, sizeof(path))) {
+		td_found(d, TD_FOUND_OK, "CUDA module", "%s", path);
+		return;
+	}
+	td_advise(td_found(d, d->gpu ? TD_FOUND_MISSING : TD_FOUND_WARN, "CUDA module", "no tandem-cuda.so"),
+		  d->gpu ? "build with nvcc on the PATH (make), or name the file with TANDEM_CUDA_MODULE" : "only needed with a GPU");
+	d->gpu = 0;
 }
 
 static void check_mps(struct td_doctor *d)

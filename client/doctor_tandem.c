@@ -29,6 +29,7 @@ static int is_program(const char *path)
 
 int td_doctor_program(const char *name, char *path, size_t size)
 {
+	static const char *const place[] = {"%s/%s", "%s/../lib/tandem/%s"}; /* as built, as installed */
 	const char *dirs = getenv("PATH"), *end;
 	char self[4096];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -102,7 +103,7 @@ static void check_program(struct td_doctor *d, const char *name, char *arg, int 
 	int code;
 
 	if (td_doctor_program(name, path, sizeof(path))) {
-		f = td_found(d, TD_FOUND_MISSING, "programs", "no %s beside this program nor in PATH", name);
+		f = td_found(d, TD_FOUND_MISSING, "programs", "no %s beside this program, in ../lib/tandem, nor in PATH", name);
 		f->fatal = 1;
 		td_advise(f, "install all of tandem's programs (make install)");
 		return;
