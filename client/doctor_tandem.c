@@ -34,6 +34,7 @@ int td_doctor_program(const char *name, char *path, size_t size)
 	char self[4096];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	char *slash;
+	int i;
 
 	self[n > 0 ? n : 0] = '\0';
 	slash = strrchr(self, '/');
