@@ -29,12 +29,10 @@ static int is_program(const char *path)
 
 int td_doctor_program(const char *name, char *path, size_t size)
 {
-	static const char *const place[] = {"%s/%s", "%s/../lib/tandem/%s"}; /* as built, as installed */
 	const char *dirs = getenv("PATH"), *end;
 	char self[4096];
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
 	char *slash;
-	int i;
 
 	self[n > 0 ? n : 0] = '\0';
 	slash = strrchr(self, '/');
