@@ -320,6 +320,18 @@ static void chunked_prefill(void **state)
 		free(want);
 		state_free(&parts);
 	}
+	/* From a position that is no multiple of 64, whole and cut: the cuts are absolute, so the same bits. */
+	memset(a.data, 0, (size_t)n * 128 * sizeof(float));
+	memset(b.data, 0, (size_t)n * 128 * sizeof(float));
+	state_make(&whole, &l, 1);
+	state_make(&parts, &l, 1);
+	feed(dev, &l, &whole, 0, 73, n - 73, 0, qkvz, ba, a);
+	feed(dev, &l, &parts, 0, 73, 192 - 73, 0, qkvz, ba, b);
+	feed(dev, &l, &parts, 0, 192, n - 192, 0, qkvz, ba, b);
+	k_same_bits("prefill from position 73 in two", b.data, a.data, n * 128);
+	same_state("state after prefill from position 73", &l, &parts, 0, &whole, 0);
+	state_free(&whole);
+	state_free(&parts);
 	layer_free(&l);
 	free(qkvz.data);
 	free(ba.data);

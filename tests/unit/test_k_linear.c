@@ -96,6 +96,7 @@ static void values(void **state)
 	static const struct { enum td_weight_kind kind; int out, in, group; } shape[] = {
 		{ TD_W_INT4, 37, 512, 32 }, { TD_W_INT4, 131, 1024, 128 }, { TD_W_INT4, 1, 1536, 32 }, { TD_W_INT4, 67, 2560, 128 },
 		{ TD_W_INT4, 33, 9216, 128 }, { TD_W_INT4, 5, 48, 24 }, { TD_W_INT4, 7, 8, 8 }, { TD_W_INT4, 9, 640, 640 },
+		{ TD_W_INT4, 6, 1200, 24 }, { TD_W_INT4, 3, 1920, 640 }, /* groups that lie across the steps of the product */
 		{ TD_W_BF16, 129, 512, 0 }, { TD_W_BF16, 16, 2560, 0 }, { TD_W_BF16, 3, 20, 0 }, { TD_W_BF16, 5, 517, 0 }, { TD_W_BF16, 2, 1, 0 },
 	};
 	struct td_dev *dev = k_open(2);
