@@ -318,10 +318,25 @@ static int check_whole(const struct td_daemon_config *c, struct td_error *err)
 	return 0;
 }
 
+/* The same as naming both models; a later model.target or model.drafter counts. */
+static int take_synthetic(struct td_daemon_config *c, const char *name, struct td_error *err)
+{
+	char *target, *drafter;
+	int rc = td_synthetic_pair(name, &target, &drafter, err);
+
+	if (rc)
+		return td_error_prefix(err, "--synthetic");
+	free(c->target);
+	free(c->drafter);
+	c->target = target;
+	c->drafter = drafter;
+	return 0;
+}
+
 static int load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
 {
 	const char *file = NULL, *value;
-	int rc;
+	int rc = 0;
 
 	for (int i = 0; i < N_SETTINGS; i++)
 		if (settings[i].def && (rc = set(c, &settings[i], settings[i].def, err)))
@@ -341,7 +356,11 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 			*action = TD_VERSION_ACTION;
 		else if (!strcmp(argv[i], "--check"))
 			*action = TD_CHECK;
-		else if ((rc = take_option(c, argc, argv, &i, err)))
+		else if ((value = option_value(argc, argv, &i, "--synthetic")))
+			rc = take_synthetic(c, value, err);
+		else
+			rc = take_option(c, argc, argv, &i, err);
+		if (rc)
 			return rc;
 		if (*action == TD_HELP || *action == TD_VERSION_ACTION)
 			return 0;
@@ -379,8 +398,9 @@ void td_daemon_config_help(FILE *out)
 {
 	const char *section = "";
 
-	fputs("usage: tandemd [--config FILE] [--check] [--version] [--section.key=value]...\n\n"
+	fputs("usage: tandemd [--config FILE] [--check] [--version] [--synthetic NAME] [--section.key=value]...\n\n"
 	      "Serves one model over a Unix socket. --check validates the configuration and the model's files' heads, and ends.\n"
+	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory.\n"
 	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
 	      "Exit codes: 0 ended by a signal, 1 something failed while running, 2 wrong usage or configuration.\n",
 	      out);

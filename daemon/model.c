@@ -61,6 +61,8 @@ static int is_folder(const char *setting, const char *path, struct td_error *err
 {
 	struct stat st;
 
+	if (td_synthetic(path))
+		return 0;
 	if (stat(path, &st) < 0)
 		return td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "%s = %s: %s", setting, path, strerror(errno));
 	if (!S_ISDIR(st.st_mode))

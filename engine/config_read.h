@@ -39,6 +39,8 @@ int td__cfg_item(struct td__cfg *c, const json_t *array, size_t i, const char *k
 /* What both model kinds say in the same words. */
 double td__cfg_rope(struct td__cfg *c, const json_t *o, double fallback_partial, double *partial); /* theta */
 void td__cfg_plain(struct td__cfg *c, const json_t *o); /* refuses attention_bias, another activation */
+/* dflash 1.2: n taps spread from layer 1 to the target's third last, halves rounded to even; of a single one, the middle. */
+void td__taps_spread(int n, int layers, int *tap);
 void td__cfg_quant(struct td__cfg *c, const json_t *o, struct td_quant *q); /* quantization_config of `o` */
 
 #endif

@@ -6,6 +6,7 @@
  * that change the mathematics (convolutions and candidate selector of DFlash2, sinks, a vocabulary of its own, ...) are refused by name.
  */
 #include "engine/config_read.h"
+#include "engine/synthetic.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -110,7 +111,13 @@ static const json_t *holder(const json_t *o, const json_t *dflash, const char *k
 	return v && !json_is_null(v) ? dflash : o;
 }
 
-/* dflash 1.2: without a list, taps are spread from layer 1 to layer T - 3, one per drafter layer, halves rounded to even. */
+void td__taps_spread(int n, int layers, int *tap)
+{
+	for (int i = 0; i < n; i++)
+		tap[i] = n == 1 ? layers / 2 : (int)rint(1 + (double)i * (layers - 4) / (n - 1));
+}
+
+/* Without a list there is one tap per drafter layer. */
 static void taps_default(struct td__cfg *c, struct td_drafter_config *d)
 {
 	int n = d->layers, t = d->target_layers;
@@ -120,8 +127,7 @@ static void taps_default(struct td__cfg *c, struct td_drafter_config *d)
 		return;
 	}
 	d->n_taps = n;
-	for (int i = 0; i < n; i++)
-		d->tap[i] = n == 1 ? t / 2 : (int)rint(1 + (double)i * (t - 4) / (n - 1));
+	td__taps_spread(n, t, d->tap);
 }
 
 static void taps(struct td__cfg *c, const json_t *o, const json_t *dflash, struct td_drafter_config *d)
@@ -186,6 +192,8 @@ int td_drafter_config_load(const char *dir, struct td_drafter_config *d, struct 
 	struct td__cfg c;
 	int rc;
 
+	if (td_synthetic(dir))
+		return td__synthetic_drafter(dir, d, err);
 	memset(d, 0, sizeof(*d));
 	if (td__cfg_open(&c, dir, "config.json", CONFIG_CAP, err) == 0)
 		load(&c, d);

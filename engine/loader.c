@@ -516,6 +516,7 @@ static int run(struct td__loader *l, td__build *build, void *weights, struct td_
 	l->rc = l->ops->arena_create(l->dev, size, arena, l->err);
 	if (l->rc)
 		return td_error_prefix(l->err, "%s: no arena of %zu bytes", l->dir, size);
+	td_st_fill(l->st);
 	run_pass(l, TD__FILL, build, weights, (uintptr_t)arena->base);
 	if (!l->rc && (l->rc = l->ops->sync(l->dev, l->err)) != 0)
 		td_error_prefix(l->err, "%s", l->dir);

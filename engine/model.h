@@ -50,6 +50,13 @@ struct td_drafter_config {
 	struct td_quant quant;
 };
 
+/* Wherever a folder `dir` is asked for here, "synthetic:NAME[:option...]" may stand for a model of the published shapes with random weights, to
+ * measure speed and memory: targets qwen3.5-0.8b, -2b, -4b, -9b, tiny; drafters dflash-SIZE (official layout), dflash-SIZE-paper (the paper's).
+ * Options: int4 (default) or bf16, g128 (default) or g32, seed=N. Weights are a pure function of this text. */
+int td_synthetic(const char *dir); /* 1: is of that kind */
+/* Both names, malloc'd, from "NAME[:option...]" of a target. */
+int td_synthetic_pair(const char *name, char **target, char **drafter, struct td_error *err);
+
 int td_target_config_load(const char *dir, struct td_target_config *c, struct td_error *err);
 int td_drafter_config_load(const char *dir, struct td_drafter_config *c, struct td_error *err);
 /* The pair fits: hidden size, vocabulary, taps within the target's layers, block <= TD_BLOCK_MAX, mask id. TD_E_MISMATCH names the field and both values. */

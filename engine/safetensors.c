@@ -21,6 +21,7 @@
 #include <xxhash.h>
 
 #include "engine/config_read.h"
+#include "engine/synthetic.h"
 
 enum { HEADER_CAP = 100 << 20, NAME_CAP = 200, DIMS_CAP = 8, SHARDS_CAP = 4096, PATH_CAP = 4096 };
 
@@ -43,6 +44,7 @@ struct td_st {
 	size_t n_shards;
 	struct entry *entry;
 	size_t n, room;
+	struct td__synthetic *synthetic; /* NULL: files */
 };
 
 /* dtypes of the format with their size in bits; 127 = not ours */
@@ -425,6 +427,43 @@ static int open_single(struct td_st *st, const char *path, struct td_error *err)
 	return rc ? rc : sort(st, path, err);
 }
 
+/* A set without files: one shard that stands for the identity. The contents are synthetic.c's. */
+static int open_synthetic(struct td_st *st, const char *name, struct td_error *err)
+{
+	int rc;
+
+	st->shard = calloc(1, sizeof(*st->shard));
+	if (!st->shard || !(st->shard[0].path = strdup(name)))
+		return td_error_set(err, TD_E_NOMEM, "%.100s: no memory", name);
+	st->n_shards = 1;
+	if ((rc = td__synthetic_identity(name, &st->shard[0].identity, err)) != 0 || (rc = td__synthetic_list(name, st, &st->synthetic, err)) != 0)
+		return rc;
+	return sort(st, name, err);
+}
+
+int td__st_add(struct td_st *st, const char *name, enum td_dtype dtype, const int64_t *dim, int n_dims, struct td_error *err)
+{
+	int rc = name_add(st, &st->shard[0], name, err);
+	struct td_st_tensor *t;
+
+	if (rc)
+		return rc;
+	t = &st->entry[st->n - 1].t;
+	for (size_t i = 0; i < sizeof(dtypes) / sizeof(*dtypes); i++)
+		if (dtypes[i].dtype == dtype)
+			snprintf(t->dtype_name, sizeof(t->dtype_name), "%s", dtypes[i].name);
+	t->dtype = dtype;
+	t->n_dims = n_dims;
+	memcpy(t->dim, dim, sizeof(*dim) * (size_t)n_dims);
+	return 0;
+}
+
+void td_st_fill(struct td_st *st)
+{
+	if (st->synthetic)
+		td__synthetic_fill(st->synthetic);
+}
+
 int td_st_open(const char *dir, struct td_st **out, struct td_error *err)
 {
 	struct td_st *st = calloc(1, sizeof(*st));
@@ -435,7 +474,9 @@ int td_st_open(const char *dir, struct td_st **out, struct td_error *err)
 	*out = NULL;
 	if (!st)
 		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
-	if (snprintf(path, sizeof(path), "%s/model.safetensors", dir) >= (int)sizeof(path))
+	if (td_synthetic(dir))
+		rc = open_synthetic(st, dir, err);
+	else if (snprintf(path, sizeof(path), "%s/model.safetensors", dir) >= (int)sizeof(path))
 		rc = td_error_set(err, TD_E_INVALID, "%.100s...: the path is too long", dir);
 	else if (stat(dir, &s) != 0)
 		rc = td_error_set(err, errno == ENOENT || errno == ENOTDIR ? TD_E_NOT_FOUND : TD_E_IO, "%s: can't be opened: %s", dir, strerror(errno));
@@ -462,6 +503,7 @@ void td_st_close(struct td_st *st)
 	}
 	for (size_t i = 0; i < st->n; i++)
 		free((char *)st->entry[i].t.name);
+	td__synthetic_free(st->synthetic);
 	free(st->entry);
 	free(st->shard);
 	free(st);

@@ -31,6 +31,8 @@ struct td_st; /* opaque */
 
 int td_st_open(const char *dir, struct td_st **st, struct td_error *err); /* folder, or one .safetensors file */
 void td_st_close(struct td_st *st);
+/* Makes the contents of a synthetic set (model.h); before, its data reads as zeros, weight_shape excepted. Nothing to do for files. */
+void td_st_fill(struct td_st *st);
 /* NULL when absent. */
 struct td_st_tensor *td_st_find(struct td_st *st, const char *name);
 size_t td_st_count(const struct td_st *st);

@@ -6,6 +6,7 @@
  * end-of-turn token also ends an answer is the daemon's business, for the published configs don't name it.
  */
 #include "engine/config_read.h"
+#include "engine/synthetic.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -151,6 +152,8 @@ int td_target_config_load(const char *dir, struct td_target_config *t, struct td
 	struct td__cfg c;
 	int rc;
 
+	if (td_synthetic(dir))
+		return td__synthetic_target(dir, t, err);
 	memset(t, 0, sizeof(*t));
 	if (td__cfg_open(&c, dir, "config.json", CONFIG_CAP, err) == 0)
 		load(&c, dir, t);
