@@ -119,14 +119,15 @@ $(SO_LIBTANDEM): $(OBJ_LIBTANDEM) $(OBJ_PROTO) $(B)/engine/error.o
 	$(Q)$(CC) -shared -Wl,-soname,libtandem.so.0 $(if $(wildcard client/libtandem.map),-Wl$(,)--version-script=client/libtandem.map) $(ALL_LDFLAGS) $^ $(LIBS_PROTO) -o $@
 , := ,
 
+# How to link stands in this file, so programs are linked again when it changes.
 link = @mkdir -p $(@D); $(if $(V),set -x;) $(CC) $(ALL_LDFLAGS) $(filter %.o,$^) -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(1) -o $@
-$(B)/bin/tandemd: $(B)/daemon/main.o $(A_DAEMON) $(A_ENGINE) $(A_PROTO)
+$(B)/bin/tandemd: $(B)/daemon/main.o $(A_DAEMON) $(A_ENGINE) $(A_PROTO) Makefile
 	$(call link,$(LIBS_DAEMON) $(LIBS_ENGINE))
-$(B)/bin/tandem-target: $(B)/target_worker/main.o $(A_TARGET) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+$(B)/bin/tandem-target: $(B)/target_worker/main.o $(A_TARGET) $(A_ENGINE) $(A_KERNELS) $(A_PROTO) Makefile
 	$(call link,$(LIBS_ENGINE) $(LIBS_KERNELS))
-$(B)/bin/tandem-drafter: $(B)/drafter_worker/main.o $(A_DRAFTER) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
+$(B)/bin/tandem-drafter: $(B)/drafter_worker/main.o $(A_DRAFTER) $(A_ENGINE) $(A_KERNELS) $(A_PROTO) Makefile
 	$(call link,$(LIBS_ENGINE) $(LIBS_KERNELS))
-$(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_PROTO)
+$(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_PROTO) Makefile
 	$(call link,$(LIBS_CLIENT) $(LIBS_ENGINE))
 
 # ---- CUDA module ---------------------------------------------------------------------------------------------------------------------
@@ -145,13 +146,13 @@ $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 # ---- tests ---------------------------------------------------------------------------------------------------------------------------
 # A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.
 TEST_ARCHIVES := $(A_TESTLIB) $(A_TARGET) $(A_DRAFTER) $(A_DAEMON) $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_KERNELS) $(A_PROTO)
-$(B)/tests/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES)
+$(B)/tests/%: $(B)/tests/unit/%.o $(TEST_ARCHIVES) Makefile
 	$(call link,-lcmocka $(LIBS_DAEMON) $(LIBS_CLIENT) $(LIBS_ENGINE) $(LIBS_KERNELS))
-$(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES)
+$(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES) Makefile
 	$(call link,$(LIBS_DAEMON) $(LIBS_CLIENT) $(LIBS_ENGINE) $(LIBS_KERNELS))
 # The GPU suite is one program; it opens the CUDA module at run time, so it builds anywhere.
 OBJ_GPU := $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/*.c))
-$(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE)
+$(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
 tests: $(TESTS) $(TOOLS) $(B)/tests/ops_check
 check: all tests
