@@ -156,7 +156,7 @@ $(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
 tests: $(TESTS) $(TOOLS) $(B)/tests/ops_check
 check: all tests
-	$(Q)B=$(B) sh tests/run.sh
+	$(Q)B=$(B) NVCC='$(NVCC)' sh tests/run.sh
 check-gpu: all tests
 	$(Q)B=$(B) sh tests/gpu/run.sh
 
