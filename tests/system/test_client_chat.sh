@@ -31,7 +31,7 @@ chat -n 4 -- "prompt:\n> " "send:^P^P\n" "expect:no command /nonsense" "prompt:\
 chat -n 4 -- "prompt:\n> " "send:/hellp\x7f\x7fp\n" "expect:/quit" "send:/quit\n"
 
 # Two lines as one question; the conversation is remembered (its prompt grows).
-chat -n 4 -- "prompt:\n> " "send:one\\\\\n" "prompt:... " "send:two\n" "prompt:\n> " "send:again\n" "expect:again" "prompt:\n> " "send:/stats\n" "expect:All 2" "send:^D"
+chat -n 4 -- "prompt:\n> " "send:one\\\\\n" "prompt:... " "send:two\n" "prompt:\n> " "send:again\n" "expect:again" "prompt:\n> " "send:/stats\n" "expect:All 2" "prompt:\n> " "send:^D"
 
 # Without a terminal: a line, an answer; comments of the program go to stderr.
 printf 'How do I list files?\n/stats\n' | "$TANDEM" chat --no-think -g -n 12 >"$OUT" 2>"$T/err" || fail "piped: $(cat "$T/err")"
