@@ -3,6 +3,7 @@
 . "$(dirname "$0")/daemon_lib.sh"
 export FAKE_TARGET=step_us=5000
 client() { # in the background
+	rm -f "$OUT"
 	cat >"$T/script"
 	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
 	CLIENT=$!

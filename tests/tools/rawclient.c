@@ -649,11 +649,25 @@ static int open_socket(int rcvbuf)
 	return fd;
 }
 
+static void do_close(void)
+{
+	if (c->fd > 0)
+		close(c->fd);
+	c->fd = 0;
+	td_frame_reader_finish(&c->in);
+	for (int i = 0; i < TAGS; i++) {
+		free(c->total[i].ids);
+		free(c->total[i].text);
+		c->total[i] = (struct total){0};
+	}
+}
+
 static void do_connect(int i)
 {
 	if (i < 0 || i >= CONNECTIONS)
 		fail("there are only %d connections", CONNECTIONS);
 	c = &conn[i];
+	do_close();
 	c->fd = open_socket((int)get_number("rcvbuf", 0));
 	c->raw_n = c->raw_at = 0;
 	td_frame_reader_init(&c->in, TD_FRAME_MAX);
@@ -678,8 +692,7 @@ static void command(void)
 	} else if (!strcmp(name, "use")) {
 		c = &conn[atoi(value)];
 	} else if (!strcmp(name, "close")) {
-		close(c->fd);
-		td_frame_reader_finish(&c->in);
+		do_close();
 	} else if (!strcmp(name, "bytes") || !strcmp(name, "frame")) {
 		send_hex(value, *name == 'f');
 	} else if (!strcmp(name, "expect")) {
