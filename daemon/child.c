@@ -149,6 +149,8 @@ static void configure(struct td_child *c)
 	o.own = c->arena;
 	o.target = target ? target->arena : NULL;
 	o.fault = c->lives == 1 ? getenv("TANDEM_FAULT") : NULL; /* a lever is for one life, so that the successor lives */
+	o.has_expand = 1;
+	o.expand = !strcmp(d->cfg.weights, "bf16");
 	o.vocab_real = (uint32_t)d->model.vocab_real;
 	m.body_case = TANDEM__WORKER__MESSAGE__BODY_CONFIGURE;
 	m.configure = &o;

@@ -47,6 +47,7 @@ static const struct setting settings[] = {
 	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder", NULL},
 	{"model", "name", TEXT, AT(name), 0, 0, "", "what clients are told; empty: name of the target's folder", NULL},
 	{"model", "thinking", TEXT, AT(thinking), 0, 0, "auto", "for chats that do not say: auto is on from 4B up, as the models are published", "auto|on|off"},
+	{"model", "weights", TEXT, AT(weights), 0, 0, "file", "file: as the files have them; bf16: 4-bit weights are expanded at load", "file|bf16"},
 	{"engine", "device", TEXT, AT(device), 0, 0, "auto", "auto: the GPU where one and the CUDA module are there", "auto|cpu|cuda"},
 	{"engine", "slots", INT, AT(slots), 1, TD_SLOTS_MAX, "4", "requests that run at once", NULL},
 	{"engine", "context", INT, AT(context), TD_PAGE, 1 << 22, "auto", "tokens of prompt and answer together, a multiple of 64; auto: the model's, at most 4096", NULL},

@@ -51,7 +51,7 @@ struct td_daemon_config {
 	char *socket, *runtime_dir, *log_file;
 	int socket_mode, log_level, max_connections, handshake_s, drain_s, resume_s;
 	/* model */
-	char *target, *drafter, *tokenizer, *name, *thinking;
+	char *target, *drafter, *tokenizer, *name, *thinking, *weights;
 	/* engine */
 	char *device, *target_worker, *drafter_worker;
 	int slots, context, kv_tokens, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;

@@ -178,7 +178,7 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 		td_session_error(s, tag, &err);
 		return;
 	}
-	again = r->state == TD_REQ_LOST || (r->state == TD_REQ_ENDED && r->error.code == TD_E_WORKER);
+	again = r->state == TD_REQ_LOST || (r->state == TD_REQ_ENDED && (r->error.code == TD_E_WORKER || r->error.code == TD_E_SLOW_READER));
 	if (again && closed_now(d, &err)) {
 		td_session_error(s, tag, &err);
 		return;

@@ -41,15 +41,17 @@ static int readable(const char *path)
 /* The backend for both workers: the exchange region lies in the shared memory or on the device, so this is settled once, here. */
 static const char *device_choose(const char *wanted)
 {
-	const char *module[] = {"../lib/tandem-cuda.so", "../lib/tandem/tandem-cuda.so"};
-	int found = 0;
+	static const char *const place[] = {"tandem-cuda.so", "../lib/tandem-cuda.so", "../lib/tandem/tandem-cuda.so"};
+	const char *set = getenv("TANDEM_CUDA_MODULE");
+	int found;
 
 	if (strcmp(wanted, "auto"))
 		return !strcmp(wanted, "cuda") ? "cuda" : "cpu";
 	if (access("/dev/nvidia0", R_OK | W_OK))
 		return "cpu";
-	for (size_t i = 0; i < sizeof(module) / sizeof(*module) && !found; i++) {
-		char *path = beside(module[i]);
+	found = set && *set && readable(set);
+	for (size_t i = 0; i < sizeof(place) / sizeof(*place) && !found && !(set && *set); i++) {
+		char *path = beside(place[i]);
 
 		found = readable(path);
 		free(path);

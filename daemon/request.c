@@ -396,8 +396,13 @@ void td_request_fail(struct td_daemon *d, struct td_request *r, int code, const 
 
 void td_request_lose(struct td_daemon *d, struct td_request *r)
 {
-	if (r->state == TD_REQ_ENDED || r->state == TD_REQ_LOST)
-		return; /* it is retired already */
+	if (r->state == TD_REQ_LOST)
+		return;
+	if (r->state == TD_REQ_ENDED) { /* it is retired already; its time begins anew */
+		td_request_unretire(d, r);
+		retire(d, r);
+		return;
+	}
 	stop_running(d, r, 1);
 	r->state = TD_REQ_LOST;
 	d->count.cancelled++;

@@ -47,7 +47,7 @@ flood 3000 eof >"$T/flood"
 raw <"$T/flood"
 grep -q 'has not read for 2 s: its requests are dropped' "$LOG" || fail "the flood was not dropped"
 
-# Never reading: told, dropped, its slot free; what it had is still there for whoever has the key.
+# Never reading: told, dropped, its slot free; with the key the stream goes on where it was.
 raw <<'END'
 connect 1
 hello
@@ -70,6 +70,10 @@ eof
 use 1
 timeout 6000
 wait_status "connections=1 "
+resume tag=9 position=0
+until "tag=9 finish reason=2 stop=- prompt=3 output=4000"
+total tag=9
 END
+totals | grep -q ' n=4000 gap=0 ' || fail "tokens were lost after the drop"
 stop
 echo "slow readers are bounded"
