@@ -159,13 +159,27 @@ static Tandem__Sampling *sampling(struct pool *p, const struct tandem_sampling *
 	return out;
 }
 
+/* The frame, unless the pool's call went wrong; the pool is gone in both cases. */
+static uint8_t *pack(struct pool *p, uint64_t tag, Tandem__ClientMessage *msg, size_t *n)
+{
+	uint8_t *frame = NULL;
+
+	msg->tag = tag;
+	if (!p->err->code) {
+		frame = td_client_message_pack(msg, n);
+		if (!frame)
+			td_error_set(p->err, TD_E_NOMEM, "no memory for a request");
+	}
+	drop(p);
+	return frame;
+}
+
 uint8_t *td__pack_generate(uint64_t tag, const struct tandem_request *r, size_t *n, struct td_error *err)
 {
 	Tandem__ClientMessage msg = TANDEM__CLIENT_MESSAGE__INIT;
 	Tandem__Generate g = TANDEM__GENERATE__INIT;
 	Tandem__TokenIds ids = TANDEM__TOKEN_IDS__INIT;
 	struct pool p = {.err = err};
-	uint8_t *frame = NULL;
 
 	if (one_prompt(&r->prompt, 1, err))
 		return NULL;
@@ -186,16 +200,9 @@ uint8_t *td__pack_generate(uint64_t tag, const struct tandem_request *r, size_t 
 	g.stream = !r->whole;
 	g.has_deadline_ms = r->deadline_ms > 0;
 	g.deadline_ms = r->deadline_ms;
-	msg.tag = tag;
 	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_GENERATE;
 	msg.generate = &g;
-	if (!err->code) {
-		frame = td_client_message_pack(&msg, n);
-		if (!frame)
-			td_error_set(err, TD_E_NOMEM, "no memory for a request");
-	}
-	drop(&p);
-	return frame;
+	return pack(&p, tag, &msg, n);
 }
 
 uint8_t *td__pack_tokenize(uint64_t tag, const struct tandem_prompt *prompt, size_t *n, struct td_error *err)
@@ -203,7 +210,6 @@ uint8_t *td__pack_tokenize(uint64_t tag, const struct tandem_prompt *prompt, siz
 	Tandem__ClientMessage msg = TANDEM__CLIENT_MESSAGE__INIT;
 	Tandem__Tokenize ask = TANDEM__TOKENIZE__INIT;
 	struct pool p = {.err = err};
-	uint8_t *frame = NULL;
 
 	if (one_prompt(prompt, 0, err))
 		return NULL;
@@ -214,14 +220,7 @@ uint8_t *td__pack_tokenize(uint64_t tag, const struct tandem_prompt *prompt, siz
 		ask.input_case = TANDEM__TOKENIZE__INPUT_CHAT;
 		ask.chat = chat(&p, prompt);
 	}
-	msg.tag = tag;
 	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_TOKENIZE;
 	msg.tokenize = &ask;
-	if (!err->code) {
-		frame = td_client_message_pack(&msg, n);
-		if (!frame)
-			td_error_set(err, TD_E_NOMEM, "no memory for a request");
-	}
-	drop(&p);
-	return frame;
+	return pack(&p, tag, &msg, n);
 }
