@@ -14,6 +14,7 @@
 enum { LIVE_MAX = 512 };
 
 extern void *__libc_malloc(size_t n);
+extern void *__libc_calloc(size_t n, size_t size);
 extern void *__libc_realloc(void *p, size_t n);
 extern void __libc_free(void *p);
 
@@ -56,9 +57,7 @@ void *malloc(size_t n)
 
 void *calloc(size_t n, size_t size)
 {
-	void *p = n && size > SIZE_MAX / n ? NULL : malloc(n * size);
-
-	return p ? memset(p, 0, n * size) : NULL;
+	return refuse() ? NULL : born(__libc_calloc(n, size));
 }
 
 void *realloc(void *p, size_t n)
