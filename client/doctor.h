@@ -33,7 +33,8 @@ struct td_doctor {
 };
 
 /* The finding that was added, so that advice can follow; never NULL. */
-struct td_finding *td_found(struct td_doctor *d, enum td_finding_level level, const char *name, const char *fmt, ...) __attribute__((format(printf, 4, 5)));
+struct td_finding *td_found(struct td_doctor *d, enum td_finding_level level, const char *name, const char *fmt, ...)
+	__attribute__((format(printf, 4, 5)));
 void td_advise(struct td_finding *f, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 void td_doctor_machine(struct td_doctor *d);

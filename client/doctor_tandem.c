@@ -224,7 +224,8 @@ void td_doctor_model(struct td_doctor *d)
 	for (i = 0; i < t.layers; i++)
 		full += t.full_attention[i];
 	quant_text(&t.quant, quant, sizeof(quant));
-	td_found(d, TD_FOUND_OK, "model", "%s, %d layers (%d with attention), hidden %d, vocabulary %d, %s", t.model_type, t.layers, full, t.hidden, t.vocab, quant);
+	td_found(d, TD_FOUND_OK, "model", "%s, %d layers (%d with attention), hidden %d, vocabulary %d, %s", t.model_type, t.layers, full, t.hidden,
+		 t.vocab, quant);
 	check_weights(d, "model", d->model);
 	check_tokenizer(d, d->model, &t);
 	if (!d->drafter)
