@@ -401,6 +401,7 @@ struct td_daemon {
 	int shm_fd;
 	uint32_t epoch;
 	struct td_listener listener;
+	int fd_limit; /* clients' descriptors are below */
 	struct td_session *sessions, *dirty;
 	int n_sessions;
 	struct td_request *requests, *retired_head, *retired_tail;
@@ -409,6 +410,7 @@ struct td_daemon {
 	struct td_slot slot[TD_SLOTS_MAX];
 	int pages_used;
 	struct td_child target, drafter;
+	uint64_t checked_us; /* when td_supervisor_check ran last */
 	uint64_t next_request, next_run, next_session;
 	struct td_counters count;
 	struct td_delta_scratch *scratch;

@@ -17,8 +17,9 @@ enum { ALIGN = 256, ARENA_ALIGN = 2 << 20, UPLOAD_CHUNK = 64 << 20, NAME_MAX_BYT
 
 /* A module as found in the checkpoint. */
 struct found {
-	enum td_weight_kind kind;
+	enum td_weight_kind kind; /* in the arena */
 	int group;
+	int codes; /* packed in the file, BF16 in the arena: columns that share a scale */
 	const struct td_st_tensor *weight, *scale;
 };
 
@@ -118,8 +119,8 @@ static void account(struct td__loader *l, uint64_t bytes)
 		return;
 	}
 	l->done += bytes;
-	if (l->progress && l->pass == TD__FILL)
-		l->progress(l->ctx, "weights", l->done, l->total);
+	if (l->how.progress && l->pass == TD__FILL)
+		l->how.progress(l->how.ctx, "weights", l->done, l->total);
 }
 
 /* ---- values ------------------------------------------------------------------------------------------------------------------------------- */
@@ -315,6 +316,11 @@ static void find_packed(struct td__loader *l, const char *name, int out, int in,
 	f->group = (int)(in / groups);
 	if (l->quant->group > 0 && f->group != l->quant->group)
 		td__load_fail(l, TD_E_FORMAT, "tensor %s has groups of %d, quantization_config says %d", f->scale->name, f->group, l->quant->group);
+	if (l->how.expand) {
+		f->kind = TD_W_BF16;
+		f->codes = f->group;
+		f->group = 0;
+	}
 }
 
 static void find_module(struct td__loader *l, const char *name, int out, int in, struct found *f)
@@ -336,6 +342,41 @@ static void find_module(struct td__loader *l, const char *name, int out, int in,
 	}
 }
 
+static uint16_t to_bf16(float f)
+{
+	uint32_t u;
+
+	memcpy(&u, &f, sizeof(u));
+	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+/* The values of a packed module as BF16 (qwen35 4.3: (code - 8) * scale; the product is exact in float32), malloc'd. Replaces `codes`. */
+static const void *expanded(struct td__loader *l, const struct found *f, const uint32_t *codes, const uint16_t *scale, void **copy)
+{
+	size_t words = f->weight->bytes / 4, per = (size_t)f->codes / 8;
+	uint16_t *v = malloc(8 * words * sizeof(*v)), of[16];
+
+	if (!v) {
+		td__load_fail(l, TD_E_NOMEM, "no memory to expand tensor %s to BF16", f->weight->name);
+		return NULL;
+	}
+	for (size_t i = 0; i < words; i++) {
+		if (i % per == 0)
+			for (int c = 0; c < 16; c++) {
+				uint32_t bits = (uint32_t)scale[i / per] << 16;
+				float s;
+
+				memcpy(&s, &bits, sizeof(s));
+				of[c] = to_bf16((float)(c - 8) * s);
+			}
+		for (int j = 0; j < 8; j++)
+			v[8 * i + (size_t)j] = of[codes[i] >> (4 * j) & 15];
+	}
+	free(*copy);
+	*copy = v;
+	return v;
+}
+
 /* Packs the modules of one run; `found` and `m` have n entries. */
 static void pack(struct td__loader *l, const struct found *found, const struct td__module *m, int n, const struct td_linear *w)
 {
@@ -352,7 +393,10 @@ static void pack(struct td__loader *l, const struct found *found, const struct t
 			break;
 		if (s)
 			bf16_check(l, s, part[i].scale, s->bytes / 2);
-		else
+		if (s && found[i].codes) {
+			part[i].weight = expanded(l, &found[i], part[i].weight, part[i].scale, &copy[2 * i]);
+			part[i].scale = NULL;
+		} else if (!s)
 			bf16_check(l, t, part[i].weight, t->bytes / 2);
 	}
 	if (!l->rc) {
@@ -494,8 +538,9 @@ static void run_pass(struct td__loader *l, enum td__pass pass, td__build *build,
 	build(l, weights);
 }
 
-static int run(struct td__loader *l, td__build *build, void *weights, struct td_arena *kept, struct td_arena *arena)
+static int run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena)
 {
+	struct td_arena *kept = l->how.kept;
 	size_t size;
 
 	run_pass(l, TD__PLAN, build, weights, 0);
@@ -527,13 +572,13 @@ static int run(struct td__loader *l, td__build *build, void *weights, struct td_
 	return l->rc;
 }
 
-int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *kept, struct td_arena *arena, char fingerprint[256])
+int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256])
 {
 	l->rc = td_st_open(l->dir, &l->st, l->err);
 	if (!l->rc)
-		l->rc = td__fingerprint(l->ops, l->dir, l->st, fingerprint, l->err);
+		l->rc = td__fingerprint(l->ops, l->dir, l->st, l->how.expand, fingerprint, l->err);
 	if (!l->rc)
-		run(l, build, weights, kept, arena);
+		run(l, build, weights, arena);
 	td_st_close(l->st);
 	l->st = NULL;
 	return l->rc;

@@ -28,8 +28,7 @@ struct td__loader {
 	uintptr_t base; /* of the arena; 0 in the PLAN pass */
 	size_t at;
 	uint64_t done, total; /* bytes of the checkpoint */
-	td_progress *progress;
-	void *ctx;
+	struct td_load how;
 	int rc;
 	struct td_error *err;
 };
@@ -41,10 +40,10 @@ struct td__module {
 
 typedef void td__build(struct td__loader *l, void *weights);
 
-/* Opens the checkpoint, writes its fingerprint, runs both passes. `arena` receives the new arena, or *kept, which is zeroed then; on failure *kept
- * stays the caller's. `build` sets l->prefix first. */
-int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *kept, struct td_arena *arena, char fingerprint[256]);
-int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, char fingerprint[256], struct td_error *err);
+/* Opens the checkpoint, writes its fingerprint, runs both passes. `arena` receives the new arena, or *how.kept, which is zeroed then; on failure
+ * *how.kept stays the caller's. `build` sets l->prefix first. */
+int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256]);
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
 
 int td__load_fail(struct td__loader *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void td__load_at(struct td__loader *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -128,17 +128,25 @@ int td_arena_seal_check(const struct td_ops *ops, struct td_dev *dev, const stru
 /* Called while loading: for the progress message and the watchdog. */
 typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
 
-/* `kept`: an arena already imported (its fd is taken), or NULL to create one. It is moved into the weights (*kept is zeroed) on success and stays
- * the caller's on failure. With `kept` no tensor data is read: shapes come from the safetensors headers only. The fingerprint is computed for
- * both and returned (text of at most 255 bytes). */
-int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
-			   struct td_target_weights **w, char fingerprint[256], struct td_error *err);
-int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
-			    struct td_drafter_weights **w, char fingerprint[256], struct td_error *err);
+/* How to load; NULL or zeroed: in the files' own form, into a new arena, silently. */
+struct td_load {
+	/* An arena already imported (its fd is taken), or NULL to create one. It is moved into the weights (*kept is zeroed) on success and stays the
+	 * caller's on failure. With `kept` no tensor data is read: shapes come from the safetensors headers only. */
+	struct td_arena *kept;
+	int expand; /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
+	td_progress *progress;
+	void *ctx;
+};
+
+/* The fingerprint is computed in any case and returned (text of at most 255 bytes). */
+int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_target_weights **w,
+			   char fingerprint[256], struct td_error *err);
+int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **w,
+			    char fingerprint[256], struct td_error *err);
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
-/* Fingerprint alone, from the files' names, sizes and times and the backend's name: what a kept arena must match before it is imported. */
-int td_weights_fingerprint(const struct td_ops *ops, const char *dir, char fingerprint[256], struct td_error *err);
+/* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: what a kept arena must match before it is imported. */
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err);
 
 /* y = W x for a fused map: one td_ops.linear per part. */
 void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y);

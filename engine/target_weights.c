@@ -88,10 +88,10 @@ static void build(struct td__loader *l, void *weights)
 	head(l, w);
 }
 
-int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, struct td_arena *kept, td_progress *progress, void *ctx,
-			   struct td_target_weights **out, char fingerprint[256], struct td_error *err)
+int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_target_weights **out,
+			   char fingerprint[256], struct td_error *err)
 {
-	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .progress = progress, .ctx = ctx, .err = err };
+	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .how = how ? *how : (struct td_load){ 0 }, .err = err };
 	struct td_target_weights *w = calloc(1, sizeof(*w));
 	int rc;
 
@@ -101,7 +101,7 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 	l.quant = &w->cfg.quant;
 	rc = td_target_config_load(dir, &w->cfg, err);
 	if (!rc)
-		rc = td__load_run(&l, build, w, kept, &w->arena, fingerprint);
+		rc = td__load_run(&l, build, w, &w->arena, fingerprint);
 	if (rc) {
 		free(w);
 		return rc;

@@ -35,7 +35,7 @@ static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 	return c.rc;
 }
 
-int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, char fingerprint[256], struct td_error *err)
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err)
 {
 	char files[96] = "";
 	uint64_t config = 0;
@@ -44,17 +44,18 @@ int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_s
 	if (rc)
 		return rc;
 	td_st_identity(st, files, sizeof(files));
-	snprintf(fingerprint, 256, "layout=%d version=%s backend=%s %s config=%016llx", LAYOUT, TD_VERSION, ops->name, files, (unsigned long long)config);
+	snprintf(fingerprint, 256, "layout=%d version=%s backend=%s%s %s config=%016llx", LAYOUT, TD_VERSION, ops->name,
+		 expand ? " weights=bf16" : "", files, (unsigned long long)config);
 	return 0;
 }
 
-int td_weights_fingerprint(const struct td_ops *ops, const char *dir, char fingerprint[256], struct td_error *err)
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err)
 {
 	struct td_st *st = NULL;
 	int rc = td_st_open(dir, &st, err);
 
 	if (!rc)
-		rc = td__fingerprint(ops, dir, st, fingerprint, err);
+		rc = td__fingerprint(ops, dir, st, expand, fingerprint, err);
 	td_st_close(st);
 	return rc;
 }

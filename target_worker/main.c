@@ -12,13 +12,15 @@ static struct td_target_weights *load(struct td_worker *w, int *imported, char f
 {
 	struct td_target_weights *weights = NULL;
 	struct td_arena kept;
+	struct td_load how = {.expand = w->cfg->expand, .progress = td_worker_progress, .ctx = w};
 	struct td_error err;
 
-	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, fingerprint, &err))
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, how.expand, fingerprint, &err))
 		td_worker_fail(w, &err);
 	*imported = td_worker_kept(w, fingerprint, &kept);
+	how.kept = *imported ? &kept : NULL;
 	td_fault_spot("target.load");
-	if (td_target_weights_load(w->ops, w->dev, w->cfg->model_dir, *imported ? &kept : NULL, td_worker_progress, w, &weights, fingerprint, &err))
+	if (td_target_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
 		td_worker_fail(w, &err);
 	return weights;
 }

@@ -1,7 +1,7 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--margin 0.01] [--tolerance 1e-3] JSON
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--tolerance 1e-3] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
@@ -365,7 +365,7 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--margin M] [--tolerance T] JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--tolerance T] JSON\n");
 	exit(2);
 }
 
@@ -397,6 +397,8 @@ int main(int argc, char **argv)
 			tokenizer = value;
 		else if (!strcmp(argv[a], "--device"))
 			o.device = value;
+		else if (!strcmp(argv[a], "--weights") && (!strcmp(value, "file") || !strcmp(value, "bf16")))
+			o.expand = !strcmp(value, "bf16");
 		else if (!strcmp(argv[a], "--margin"))
 			c.margin = atof(value);
 		else if (!strcmp(argv[a], "--tolerance"))

@@ -177,14 +177,15 @@ int main(int argc, char **argv)
 {
 	struct pair_options o = {.device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = SLOTS,
 				 .context = CONTEXT, .chunk = 1024};
-	const char *tokenizer = "models/tiny/tokenizer.json", *file[16];
+	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *file[16];
 	struct td_tokenizer *tok;
 	struct td_error err;
 	int limit = 0, n_files = 0;
 
 	for (int i = 1; i < argc; i++) {
 		const char **text = !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--target") ? &o.target_dir :
-				    !strcmp(argv[i], "--drafter") ? &o.drafter_dir : !strcmp(argv[i], "--tokenizer") ? &tokenizer : NULL;
+				    !strcmp(argv[i], "--drafter") ? &o.drafter_dir : !strcmp(argv[i], "--tokenizer") ? &tokenizer :
+				    !strcmp(argv[i], "--weights") ? &weights : NULL;
 		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
 
 		if (text && i + 1 < argc)
@@ -198,6 +199,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
+	o.expand = !strcmp(weights, "bf16");
 	pair_open(&pair, &o);
 	o.chunk = 64;
 	pair_open(&chunked, &o);

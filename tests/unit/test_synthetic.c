@@ -329,12 +329,12 @@ static void fingerprints_name_the_weights(void **state)
 	(void)state;
 	for (int i = 0; i < 5; i++)
 		for (int j = 0; j < 5; j++) {
-			OK(td_weights_fingerprint(&td_cpu_ops, name[i], a, &err));
-			OK(td_weights_fingerprint(&td_cpu_ops, name[j], b, &err));
+			OK(td_weights_fingerprint(&td_cpu_ops, name[i], 0, a, &err));
+			OK(td_weights_fingerprint(&td_cpu_ops, name[j], 0, b, &err));
 			assert_int_equal(!strcmp(a, b), i == j);
 		}
-	OK(td_weights_fingerprint(&td_cpu_ops, "synthetic:tiny", a, &err));
-	OK(td_weights_fingerprint(&td_cpu_ops, "synthetic:tiny:int4:g128:seed=0", b, &err));
+	OK(td_weights_fingerprint(&td_cpu_ops, "synthetic:tiny", 0, a, &err));
+	OK(td_weights_fingerprint(&td_cpu_ops, "synthetic:tiny:int4:g128:seed=0", 0, b, &err));
 	assert_string_equal(a, b);
 }
 

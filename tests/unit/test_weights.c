@@ -39,12 +39,12 @@ static int teardown(void **state)
 
 static int load_target(struct td_arena *kept, struct td_target_weights **w)
 {
-	return td_target_weights_load(&fake_ops, NULL, dir, kept, NULL, NULL, w, print, &err);
+	return td_target_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .kept = kept }, w, print, &err);
 }
 
 static int load_drafter(struct td_arena *kept, struct td_drafter_weights **w)
 {
-	return td_drafter_weights_load(&fake_ops, NULL, dir, kept, NULL, NULL, w, print, &err);
+	return td_drafter_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .kept = kept }, w, print, &err);
 }
 
 #define OK(call) \
@@ -373,9 +373,9 @@ static void test_kept(void **state)
 	ck_target(&ck, "model.", 8);
 	ck_write(&ck, dir, "model.safetensors", 0);
 	file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
-	OK(td_target_weights_load(&fake_ops, NULL, dir, NULL, progress, &told, &w, first, &err));
+	OK(td_target_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .progress = progress, .ctx = &told }, &w, first, &err));
 	assert_true(told == told_total && told > 5000);
-	OK(td_weights_fingerprint(&fake_ops, dir, alone, &err));
+	OK(td_weights_fingerprint(&fake_ops, dir, 0, alone, &err));
 	assert_string_equal(first, alone);
 
 	arena = w->arena;
@@ -407,21 +407,21 @@ static void test_fingerprint(void **state)
 	ck_drafter(&ck, 0);
 	ck_write(&ck, dir, "model.safetensors", 0);
 	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
-	OK(td_weights_fingerprint(&fake_ops, dir, a, &err));
-	OK(td_weights_fingerprint(&fake_ops, dir, b, &err));
+	OK(td_weights_fingerprint(&fake_ops, dir, 0, a, &err));
+	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
 	assert_string_equal(a, b);
 	other.name = "other";
-	OK(td_weights_fingerprint(&other, dir, b, &err));
+	OK(td_weights_fingerprint(&other, dir, 0, b, &err));
 	assert_string_not_equal(a, b);
 	file_text(dir, "config.json", CK_DRAFTER_CONFIG(",\"rms_norm_eps\":1e-5"));
-	OK(td_weights_fingerprint(&fake_ops, dir, b, &err));
+	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
 	assert_string_not_equal(a, b);
 	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
 	ck.t[0].data[0] ^= 1; /* other content, same size: the time tells */
 	ck_write(&ck, dir, "model.safetensors", 0);
-	OK(td_weights_fingerprint(&fake_ops, dir, b, &err));
+	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
 	assert_string_not_equal(a, b);
-	assert_int_equal(td_weights_fingerprint(&fake_ops, "/nonexistent", b, &err), TD_E_NOT_FOUND);
+	assert_int_equal(td_weights_fingerprint(&fake_ops, "/nonexistent", 0, b, &err), TD_E_NOT_FOUND);
 }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------------------------------- */

@@ -95,7 +95,7 @@ static void test_nomem(void **state)
 		before = alive;
 		memset(&err, 0, sizeof(err));
 		fail_at = n;
-		rc = td_target_weights_load(&fake_ops, NULL, dir, NULL, NULL, NULL, &w, print, &err);
+		rc = td_target_weights_load(&fake_ops, NULL, dir, NULL, &w, print, &err);
 		if (n && fail_at) /* fewer allocations than that: all have had their turn */
 			break;
 		fail_at = 0;
