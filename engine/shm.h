@@ -129,7 +129,8 @@ struct td_step {
 struct td_worker_stats { /* written by the worker alone, read by tandemd at leisure; microseconds and counts since start */
 	_Atomic uint64_t progress; /* changes whenever the worker got something done: the watchdog's evidence */
 	_Atomic uint64_t busy; /* 1 while the worker itself works; 0 while it waits for a command or for the other worker */
-	_Atomic uint64_t steps, step_us, wait_us; /* drafts or verifies, time in them, time waiting for the other worker inside a cycle */
+	_Atomic uint64_t steps, step_us; /* drafts or verifies, time in them */
+	_Atomic uint64_t wait_us; /* target: from the end of a step to the start of the verify that needed its drafts; less the drafter's step_us it is the channels' cost */
 	_Atomic uint64_t prefill_tokens, prefill_us;
 	_Atomic uint64_t commit_us; /* target: after the forward: accept, records */
 	char pad[192 - 8 * 8];

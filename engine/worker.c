@@ -335,10 +335,8 @@ void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache
 	pthread_detach(w->thread);
 }
 
-uint64_t td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
+void td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
 {
-	uint64_t before = td_now_us();
-
 	if (idle && atomic_load(&w->draining)) {
 		td_log(TD_LOG_INFO, "drained");
 		_exit(0);
@@ -346,5 +344,4 @@ uint64_t td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
 	atomic_store(&w->stats->busy, 0);
 	td_bell_wait(w->bell, seen, 1000);
 	atomic_store(&w->stats->busy, 1);
-	return td_now_us() - before;
 }

@@ -46,8 +46,8 @@ int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena
 void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
 /* Ready, and starts the control thread. */
 void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache_bytes, int imported);
-/* Between two looks at the work: sleeps until the bell rings; returns microseconds slept. Ends the process (exit 0) when draining and `idle`. */
-uint64_t td_worker_sleep(struct td_worker *w, uint32_t seen, int idle);
+/* Between two looks at the work: sleeps until the bell rings. Ends the process (exit 0) when draining and `idle`. */
+void td_worker_sleep(struct td_worker *w, uint32_t seen, int idle);
 /* Releases what start took; for a clean exit. */
 void td_worker_finish(struct td_worker *w);
 

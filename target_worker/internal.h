@@ -40,6 +40,7 @@ struct td_target {
 	struct td_shm *shm;
 	uint32_t epoch, step; /* step: the last one begun in this epoch */
 	uint64_t arrivals;
+	uint64_t ended_us; /* when the last step ended; 0 = none yet */
 	int after_prefill; /* the last step was a prefill: decoding goes first now */
 	int n_slots, max_pages, rows_max, block_rows;
 	struct td__slot slot[TD_SLOTS_MAX];

@@ -35,13 +35,8 @@ static void work(struct td_worker *w, struct td_target *t)
 
 		if (rc < 0)
 			td_worker_fail(w, &err);
-		if (rc == 0) {
-			int active = td_target_active(t);
-			uint64_t slept = td_worker_sleep(w, seen, !active);
-
-			if (active)
-				atomic_fetch_add(&w->stats->wait_us, slept);
-		}
+		if (rc == 0)
+			td_worker_sleep(w, seen, !td_target_active(t));
 	}
 }
 
