@@ -30,7 +30,6 @@
 	X("drafter.load.hang") \
 	X("drafter.step.crash") /* at the beginning of a draft */ \
 	X("drafter.step.hang") \
-	X("drafter.exit") \
 	X("log.full") /* the log file takes no byte */ \
 	X("daemon.accept.emfile") /* accepting a connection finds no descriptor */
 

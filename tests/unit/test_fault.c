@@ -47,7 +47,7 @@ static void once_at_the_visit(void **state)
 	assert_int_equal(td_fault("target.exit"), 1);
 	for (int i = 0; i < 10; i++)
 		assert_int_equal(td_fault("target.exit"), 0);
-	assert_int_equal(td_fault("drafter.exit"), 0);
+	assert_int_equal(td_fault("daemon.accept.emfile"), 0);
 	td_fault_arm("target.exit");
 	td_fault_arm("");
 	assert_int_equal(td_fault("target.exit"), 0);
