@@ -3,15 +3,18 @@
  *
  * The lock (flock on <runtime_dir>/lock) is what makes a daemon the only one; it goes away with the process, however that ends. A socket file that
  * nobody listens on is a leftover and is replaced; one that answers belongs to somebody and is an error.
- * Descriptors can run out. One is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
+ * Some descriptors are left to the workers: a successor needs a dozen, and a crowd of clients must not keep it from starting. Should they run out all
+ * the same (the system's own limit), one is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
  * fails, accepting rests until the next turn of the timer, since a readable listening socket would otherwise wake the loop without end.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -21,7 +24,7 @@
 #include "engine/fault.h"
 #include "engine/log.h"
 
-enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64 };
+enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64, FDS_KEPT = 20 };
 
 /* Makes a folder and its parents. */
 static int make_folder(const char *path, mode_t mode, struct td_error *err)
@@ -100,6 +103,8 @@ static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
 	return 0;
 }
 
+#define NO_FD "tandemd has no file descriptor left for it (raise its limit: ulimit -n, LimitNOFILE)"
+
 /* ---- accepting --------------------------------------------------------------------------------------------------------------------- */
 
 static int spare_open(void)
@@ -142,7 +147,7 @@ static int accept_starved(struct td_daemon *d)
 	close(l->spare_fd);
 	fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
-		turn_away(d, fd, "tandemd has no file descriptor left (raise its limit: ulimit -n, LimitNOFILE)");
+		turn_away(d, fd, NO_FD);
 	l->spare_fd = spare_open();
 	return fd >= 0;
 }
@@ -182,7 +187,9 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 			continue;
 		if (fd < 0)
 			return;
-		if (d->n_sessions >= d->cfg.max_connections)
+		if (fd >= d->fd_limit) /* descriptors are given out from below: so few are left */
+			turn_away(d, fd, NO_FD);
+		else if (d->n_sessions >= d->cfg.max_connections)
 			turn_away(d, fd, "tandemd has as many connections as tandem.max_connections allows");
 		else if (td_session_open(d, fd, &err))
 			td_log(TD_LOG_WARN, "connection refused: %s", err.text);
@@ -235,6 +242,7 @@ int td_listener_open(struct td_daemon *d, struct td_error *err)
 	struct td_listener *l = &d->listener;
 	struct sockaddr_un sa = {.sun_family = AF_UNIX};
 	char parent[sizeof(sa.sun_path)], *slash;
+	struct rlimit rl;
 	int rc;
 
 	if (strlen(d->cfg.socket) >= sizeof(sa.sun_path))
@@ -250,6 +258,8 @@ int td_listener_open(struct td_daemon *d, struct td_error *err)
 			return td_error_prefix(err, "tandem.socket");
 	}
 	l->spare_fd = spare_open();
+	d->fd_limit = getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur > INT_MAX ? INT_MAX : (int)rl.rlim_cur;
+	d->fd_limit -= d->fd_limit / 8 < FDS_KEPT ? d->fd_limit / 8 : FDS_KEPT;
 	if ((rc = clear_path(&sa, err)) || (rc = bind_and_listen(d, &sa, err)))
 		return rc;
 	uv_poll_init(&d->loop, &l->poll, l->fd);

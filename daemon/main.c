@@ -6,6 +6,7 @@
  * goes to stage 2 at once and does not ask.
  * What must never happen: an end that leaves a worker, a socket file or a control socket behind.
  */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,6 +199,18 @@ static void raise_limits(void)
 	}
 }
 
+/* Whoever closed them for us: a socket under the number of stderr would get the log. */
+static void open_standard_fds(void)
+{
+	int fd;
+
+	do
+		fd = open("/dev/null", O_RDWR);
+	while (fd >= 0 && fd <= STDERR_FILENO);
+	if (fd >= 0)
+		close(fd);
+}
+
 static void log_plan(const struct td_daemon *d)
 {
 	const struct td_model *m = &d->model;
@@ -251,6 +264,7 @@ int main(int argc, char **argv)
 	struct td_error err;
 	int rc;
 
+	open_standard_fds();
 	signal(SIGPIPE, SIG_IGN);
 	if (td_daemon_config_load(argc, argv, &d.cfg, &action, &err))
 		return complain(&err, EXIT_CONFIG);

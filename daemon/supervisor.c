@@ -23,6 +23,7 @@ enum {
 	RETRY_FAILED_US = 30 * S,
 	FAILURES_WINDOW_US = 60 * S,
 	FAILURES_MAX = 5,
+	PAUSE_US = 2 * S, /* a longer time between two checks means that we stood still ourselves */
 	REAP_US = 5 * S, /* a worker that said Failure ends by itself within this */
 };
 
@@ -254,8 +255,24 @@ static void check(struct td_child *c, uint64_t now)
 	}
 }
 
+/* The machine or this process was stopped for a while; the workers probably too. That time is nobody's fault. */
+static void forgive(struct td_child *c, uint64_t us)
+{
+	c->progress_us += us;
+	c->since_us += us;
+	c->reset_us += us;
+}
+
 void td_supervisor_check(struct td_daemon *d, uint64_t now_us)
 {
+	uint64_t gap = d->checked_us ? now_us - d->checked_us : 0;
+
+	d->checked_us = now_us;
+	if (gap > PAUSE_US) {
+		td_log(TD_LOG_WARN, "tandemd stood still for %.1f s", (double)gap / S);
+		forgive(&d->target, gap);
+		forgive(&d->drafter, gap);
+	}
 	check(&d->target, now_us);
 	check(&d->drafter, now_us);
 	watchdog(d, now_us);

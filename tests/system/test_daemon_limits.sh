@@ -76,18 +76,25 @@ expect "welcome"
 gen tag=1 ids=300,301 max_tokens=5
 until "finish reason=2"
 END
-# a worker's death needs descriptors too: they are there again when the crowd is gone
+# a worker's death in the middle of a crowd: its successor gets the descriptors that it needs
 raw <<'END'
 connect 0
 hello
 expect "welcome"
+connect 1
+crowd 60
+use 0
 status
 expect "status"
 kill target 9
-sleep 200
+kill drafter 9
+sleep 100
+timeout 2500
 wait_status "state=ready"
 gen tag=1 ids=300,301 max_tokens=5
 until "finish reason=2"
+status
+expect "restarts_target=1 "
 END
 stop
 # ---- the lever: accept says EMFILE although there are some

@@ -218,5 +218,16 @@ silence 500
 status
 expect "status state=ready"
 END
+
+# Good requests with some bits turned: whatever becomes of them, the daemon is there afterwards, and its slots are free.
+raw <<'END'
+noise 1500 seed=11
+connect 0
+hello
+expect "welcome"
+wait_status "state=ready slots=4 used=0 queued=0"
+gen tag=4 ids=100,101,102 max_tokens=5
+until "finish reason=2"
+END
 stop
 echo "all refusals are clear, the daemon goes on"

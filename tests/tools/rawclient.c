@@ -18,6 +18,7 @@
  *   eof                                        the daemon closes (messages before it are printed)
  *   silence MS                                 nothing comes for so long
  *   total tag=N                                print all ids and the text of a request, as its deltas put them together
+ *   noise N [seed=S]                           N connections, each with a good request in which some bits are wrong
  *   crowd N                                    open N more connections that say nothing
  *   sleep MS        timeout MS        note TEXT        kill WORKER SIGNAL (by the pid of the last status)
  */
@@ -65,6 +66,7 @@ static uint8_t last_key[64];
 static size_t last_key_n;
 static struct arg args[ARGS];
 static int n_args;
+static uint32_t spoil; /* not 0: the next message is damaged, by this seed */
 
 static _Noreturn __attribute__((format(printf, 1, 2))) void fail(const char *fmt, ...)
 {
@@ -186,6 +188,8 @@ static void send_message(Tandem__ClientMessage *m, Tandem__ClientMessage__BodyCa
 	m->tag = get_number("tag", 1);
 	m->body_case = body;
 	frame = td_client_message_pack(m, &n);
+	for (uint32_t x = spoil, i = spoil ? 1 + (spoil >> 28) % 4 : 0; i; i--, x = x * 1664525u + 1013904223u)
+		frame[(x >> 8) % n < TD_FRAME_HEAD && i > 1 ? n - 1 : (x >> 8) % n] ^= (uint8_t)(1u << (x >> 5) % 8);
 	send_bytes(frame, n);
 	free(frame);
 }
@@ -673,6 +677,30 @@ static void do_connect(int i)
 	td_frame_reader_init(&c->in, TD_FRAME_MAX);
 }
 
+/* Spoils a few bytes or the length of a good frame; what the daemon answers is read and thrown away. */
+static void do_noise(long times)
+{
+	static char good[] = "gen tag=3 text=\"some words\" max_tokens=3 stop=\"a b\" stop=xyz temperature=0.5 bias=5:1*3 stop_id=7*2 logprobs=3";
+	static char chat[] = "gen tag=4 chat=\"system:be brief\" chat=\"user:hello there\" max_tokens=2 deadline_ms=5000 seed=9";
+	uint32_t x = (uint32_t)get_number("seed", 1);
+	long answers = 0;
+
+	for (long i = 0; i < times; i++) {
+		char line[sizeof(good) > sizeof(chat) ? sizeof(good) : sizeof(chat)];
+
+		do_connect(0);
+		do_hello();
+		strcpy(line, i & 1 ? good : chat);
+		split(line);
+		spoil = x = x * 1664525u + 1013904223u;
+		do_gen();
+		spoil = 0;
+		while (receive(answers % 8 ? 2 : 20, 1) == 1)
+			answers++;
+	}
+	printf("%ld answers to %ld spoiled requests\n", answers, times);
+}
+
 static void command(void)
 {
 	static const struct {
@@ -713,6 +741,8 @@ static void command(void)
 	} else if (!strcmp(name, "crowd")) {
 		for (int i = atoi(value); i > 0; i--)
 			open_socket(0); /* closed by the exit */
+	} else if (!strcmp(name, "noise")) {
+		do_noise(atol(value));
 	} else if (!strcmp(name, "sleep")) {
 		usleep((useconds_t)atoi(value) * 1000);
 	} else if (!strcmp(name, "timeout")) {
