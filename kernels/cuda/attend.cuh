@@ -155,13 +155,23 @@ template <int D> static __device__ __forceinline__ bf16 *piece(bf16 *sh, int row
 	return sh + row * D + ((c ^ (row & 7)) << 3);
 }
 
-/* A tile of keys or values: rows from `from` that are below `limit`, zeroes beyond. */
-template <int D> static __device__ __forceinline__ void fetch_tile(bf16 *sh, const bf16 *gl, int n)
+/* Where the keys or values from position `base` on begin: in the cache, or among the block's own. */
+template <bool DRAFT>
+static __device__ __forceinline__ const bf16 *tile_of(const struct attend_args &p, const struct td_seq &s, int in_block, int base, int head, const void *cache, const bf16 *own)
 {
+	if (DRAFT && in_block)
+		return own + ((size_t)s.row0 * p.w.kv_heads + head) * p.w.head_dim;
+	return (const bf16 *)cache + cache_at(p.w, p.kv, s.slot, base, head);
+}
+
+/* A tile of n keys or values, `step` elements apart; zeroes beyond. */
+template <int D> static __device__ __forceinline__ void fetch_tile(bf16 *sh, const bf16 *gl, int step, int n)
+{
+#pragma unroll 8
 	for (int i = threadIdx.x; i < TILE * D / 8; i += ATTEND_THREADS) {
 		int row = i / (D / 8), c = i % (D / 8), there = row < n;
 
-		copy16(piece<D>(sh, row, c), gl + (there ? row * D + c * 8 : 0), there ? 16 : 0);
+		copy16(piece<D>(sh, row, c), gl + (there ? row * step + c * 8 : 0), there ? 16 : 0);
 	}
 }
 
@@ -245,7 +255,7 @@ template <int D, bool DRAFT> static __global__ void __launch_bounds__(ATTEND_THR
 	int item = p.item0 + blockIdx.z, r0 = item % p.groups * p.rows_per_group, kv_head = blockIdx.y, span = blockIdx.x;
 	int gqa = p.w.heads / p.w.kv_heads, warp = threadIdx.x / 32, lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3;
 	struct td_seq s = p.seq[item / p.groups];
-	int rows = s.rows - r0 < p.rows_per_group ? s.rows - r0 : p.rows_per_group, pairs = rows * gqa, first, end, last, in_block, limit;
+	int rows = s.rows - r0 < p.rows_per_group ? s.rows - r0 : p.rows_per_group, pairs = rows * gqa, first, end, last, in_block, limit, step;
 	float o[D / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0}, sc[8][4];
 
 	if (rows <= 0)
@@ -255,6 +265,7 @@ template <int D, bool DRAFT> static __global__ void __launch_bounds__(ATTEND_THR
 	if (span < first || span >= end)
 		return;
 	in_block = DRAFT && span == end - 1;
+	step = in_block ? p.w.kv_heads * D : D;
 	limit = in_block ? s.rows : DRAFT ? s.pos0 : s.pos0 + r0 + rows; /* keys there are */
 	for (int i = threadIdx.x; i < PAIRS * D / 8; i += ATTEND_THREADS) {
 		int m = i / (D / 8), c = i % (D / 8), there = m < pairs;
@@ -262,30 +273,15 @@ template <int D, bool DRAFT> static __global__ void __launch_bounds__(ATTEND_THR
 
 		copy16(piece<D>(q_sh, m, c), p.q + (row * p.w.heads + kv_head * gqa + m % gqa) * D + c * 8, there ? 16 : 0);
 	}
-	for (int base = in_block ? 0 : span * SPAN, stop = base + SPAN; base < stop && base < limit; base += TILE) {
-		size_t at = in_block ? 0 : cache_at(p.w, p.kv, s.slot, base, kv_head);
-		int n = limit - base;
-
-		__syncthreads(); /* the tile before is done with */
-		if (in_block) {
-			for (int i = threadIdx.x; i < TILE * D / 8; i += ATTEND_THREADS) {
-				int row = i / (D / 8), c = i % (D / 8), there = row < n;
-				size_t from = ((size_t)(s.row0 + (there ? row : 0)) * p.w.kv_heads + kv_head) * D + c * 8;
-
-				copy16(piece<D>(k_sh, row, c), p.k + from, there ? 16 : 0);
-				copy16(piece<D>(v_sh, row, c), p.v + from, there ? 16 : 0);
-			}
-			copy_commit();
-			copy_commit();
-		} else {
-			fetch_tile<D>(k_sh, (const bf16 *)p.kv.k + at, n);
-			copy_commit();
-			fetch_tile<D>(v_sh, (const bf16 *)p.kv.v + at, n);
-			copy_commit();
-		}
+	for (int base = in_block ? 0 : span * SPAN, stop = min(base + (int)SPAN, limit), start = base; base < stop; base += TILE) {
+		if (base == start)
+			fetch_tile<D>(k_sh, tile_of<DRAFT>(p, s, in_block, base, kv_head, p.kv.k, p.k), step, limit - base);
+		else
+			__syncthreads(); /* the values before are done with */
+		copy_commit();
+		fetch_tile<D>(v_sh, tile_of<DRAFT>(p, s, in_block, base, kv_head, p.kv.v, p.v), step, limit - base);
+		copy_commit();
 		copy_wait<1>();
-		if (in_block)
-			copy_wait<0>();
 		__syncthreads();
 		if (warp * 16 < pairs) {
 			scores<D>(sc, q_sh, k_sh, warp, lane);
@@ -301,6 +297,8 @@ template <int D, bool DRAFT> static __global__ void __launch_bounds__(ATTEND_THR
 		}
 		copy_wait<0>();
 		__syncthreads();
+		if (base + TILE < stop) /* the next keys, behind the product with the values */
+			fetch_tile<D>(k_sh, tile_of<DRAFT>(p, s, in_block, base + TILE, kv_head, p.kv.k, p.k), step, limit - base - TILE);
 		if (warp * 16 < pairs)
 			weigh<D>(o, sc, v_sh, lane);
 	}
@@ -319,10 +317,15 @@ template <int D, bool DRAFT> static __global__ void __launch_bounds__(ATTEND_THR
 	}
 }
 
-/* Adds a pair's spans in order. grid (PAIRS, kv_heads, work items of this pass), D / 4 threads */
+/*
+ * Adds a pair's spans. Four groups of threads take every fourth span each, by number, in ascending order; then the four sums are added in order: an
+ * order that hangs on the row's spans alone. grid (pairs, kv_heads, work items of this pass), D threads
+ */
 template <int D, bool DRAFT> static __global__ void merge_kernel(const struct attend_args p)
 {
-	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, c = threadIdx.x * 4;
+	__shared__ float4 o_sh[4][D / 4];
+	__shared__ float sum_sh[4];
+	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, part = threadIdx.x / (D / 4), c = threadIdx.x % (D / 4);
 	struct td_seq s = p.seq[item / p.groups];
 	int in_group = m / gqa, r = item % p.groups * p.rows_per_group + in_group, h = kv_head * gqa + m % gqa, first, end;
 	size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans;
@@ -332,13 +335,14 @@ template <int D, bool DRAFT> static __global__ void merge_kernel(const struct at
 	if (in_group >= p.rows_per_group || r >= s.rows)
 		return;
 	spans_of<DRAFT>(p.w, s, r, &first, &end);
+#pragma unroll 8
 	for (int i = first; i < end; i++)
 		max = fmaxf(max, p.ms[at + i].x);
-#pragma unroll 4
-	for (int i = first; i < end; i++) {
+#pragma unroll 8
+	for (int i = (first + 3 - part) / 4 * 4 + part; i < end; i += 4) {
 		float2 ms = p.ms[at + i];
 		float f = exp2f(ms.x - max);
-		float4 v = *(const float4 *)(p.o + (at + i) * D + c);
+		float4 v = *(const float4 *)(p.o + (at + i) * D + c * 4);
 
 		sum += f * ms.y;
 		o[0] += f * v.x;
@@ -346,14 +350,28 @@ template <int D, bool DRAFT> static __global__ void merge_kernel(const struct at
 		o[2] += f * v.z;
 		o[3] += f * v.w;
 	}
+	o_sh[part][c] = make_float4(o[0], o[1], o[2], o[3]);
+	sum_sh[part] = sum;
+	__syncthreads();
+	if (part)
+		return;
+	for (int i = 1; i < 4; i++) {
+		float4 v = o_sh[i][c];
+
+		sum += sum_sh[i];
+		o[0] += v.x;
+		o[1] += v.y;
+		o[2] += v.z;
+		o[3] += v.w;
+	}
 	for (int i = 0; i < 4; i++) {
 		o[i] /= sum;
 		if (p.w.gated)
-			o[i] *= sigmoid(__bfloat162float(p.x[(size_t)(s.row0 + r) * p.ldx + (2 * h + 1) * D + c + i]));
+			o[i] *= sigmoid(__bfloat162float(p.x[(size_t)(s.row0 + r) * p.ldx + (2 * h + 1) * D + c * 4 + i]));
 	}
 	y.x = bf16_pair(o[0], o[1]);
 	y.y = bf16_pair(o[2], o[3]);
-	*(uint2 *)(p.out + (size_t)(s.row0 + r) * p.ldo + h * D + c) = y;
+	*(uint2 *)(p.out + (size_t)(s.row0 + r) * p.ldo + h * D + c * 4) = y;
 }
 
 /* Passes over the work items, as many at once as scratch memory for their partial results allows. */
@@ -372,7 +390,7 @@ template <int D, bool DRAFT> static void attend(struct td_dev *dev, struct atten
 		int n = items - p.item0 < step ? items - p.item0 : step, rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
 
 		attend_kernel<D, DRAFT><<<dim3(p.spans, p.w.kv_heads, n), ATTEND_THREADS, shared, dev->stream>>>(p);
-		merge_kernel<D, DRAFT><<<dim3(rows * gqa, p.w.kv_heads, n), D / 4, 0, dev->stream>>>(p);
+		merge_kernel<D, DRAFT><<<dim3(rows * gqa, p.w.kv_heads, n), D, 0, dev->stream>>>(p);
 		td__cuda_launched(dev, DRAFT ? "draft_attention" : "attention");
 	}
 }

@@ -4,6 +4,10 @@
  * The same steps as the CPU's: adjusted logits -> weights in [0, 1], 1 for the best -> cuts by a radix search on the bits of the weights ->
  * a draw in ascending id. Masses are 64-bit integers in units of 2^-44: sums of integers are the same in any order, so the result depends on
  * nothing but the row, and atomics may be used freely. 2^18 weights of 1 still fit; a weight below 2^-45 has no mass and is never drawn.
+ *
+ * A pass of one block over a vocabulary takes 10 us or more, so most settings work on a short list: every weight that is at least the m-th largest of
+ * the threads' own maxima. At least m of the best are in it and nothing that is better than its worst is missing, so cuts that end inside it are
+ * exact; where they might not (a flat distribution), the whole row is used.
  */
 #ifndef TD_CUDA_CHOOSE_CUH
 #define TD_CUDA_CHOOSE_CUH
@@ -12,12 +16,19 @@
 
 #include "kernels/cuda/internal.cuh"
 
-enum { CHOOSE = 1024, CHOOSE_WARPS = CHOOSE / 32, BUCKETS = 2048 };
+enum { CHOOSE = 1024, CHOOSE_WARPS = CHOOSE / 32, BUCKETS = 2048, LIST = CHOOSE, LIST_AIM = 256 };
 typedef unsigned long long mass_t;
 
 struct best {
 	float value;
 	int id;
+};
+
+/* Weights to choose from, ids ascending: the list in shared memory, or the whole row (id NULL: the place is the id). */
+struct pool {
+	float *w;
+	const int *id;
+	int n;
 };
 
 /* Shared memory of a choosing block. */
@@ -28,6 +39,9 @@ struct choose_shared {
 	struct best best[CHOOSE_WARPS];
 	mass_t above;
 	int found, count[CHOOSE_WARPS];
+	float list[LIST];
+	int list_id[LIST], n_list;
+	float most[CHOOSE];
 	float saved[TD_CAND_MAX];
 	int bias_id[TD_BIAS_MAX];
 	float bias[TD_BIAS_MAX];
@@ -259,28 +273,97 @@ static __device__ void cut(struct choose_shared *sh, float *w, int n, int by_mas
 
 /* ---- weights and draws ------------------------------------------------------------------------------------------------------------- */
 
-/* Adjusted logits -> weights, in place; returns their mass. Temperature is above 0; `top` is the best id and stays. */
-static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top)
+/* The list of weights that are at least the m-th largest of the threads' maxima; 0 when it would be too long. */
+static __device__ int list_of(struct choose_shared *sh, const float *w, int n, float most, int m)
 {
-	float min_p = s->min_p > 1 ? 1 : s->min_p, temperature = s->temperature;
-	mass_t total;
+	int rank = 0, id = INT32_MAX;
+	float mine = 0, least;
+
+	__syncthreads();
+	sh->most[threadIdx.x] = most;
+	if (threadIdx.x == 0)
+		sh->n_list = 0;
+	__syncthreads();
+	for (int i = 0; i < CHOOSE; i++)
+		rank += sh->most[i] > most || (sh->most[i] == most && i < (int)threadIdx.x);
+	if (rank == m - 1)
+		sh->saved[0] = most;
+	__syncthreads();
+	least = sh->saved[0];
+	if (most >= least)
+		for (int i = threadIdx.x; i < n; i += CHOOSE)
+			if (w[i] >= least && w[i] > 0) {
+				int at = atomicAdd(&sh->n_list, 1);
+
+				if (at < LIST) {
+					sh->list[at] = w[i];
+					sh->list_id[at] = i;
+				}
+			}
+	__syncthreads();
+	n = sh->n_list;
+	if (n > LIST)
+		return 0;
+	/* Into ascending id, which no two share: a place is the number of smaller ones. */
+	rank = 0;
+	if ((int)threadIdx.x < n) {
+		id = sh->list_id[threadIdx.x];
+		mine = sh->list[threadIdx.x];
+		for (int i = 0; i < n; i++)
+			rank += sh->list_id[i] < id;
+	}
+	__syncthreads();
+	if ((int)threadIdx.x < n) {
+		sh->list_id[rank] = id;
+		sh->list[rank] = mine;
+	}
+	__syncthreads();
+	return n;
+}
+
+/*
+ * Adjusted logits -> weights, in place; returns the pool's mass. Temperature is above 0; `top` is the best id and stays. `want`: the caller cuts to so
+ * many of the best afterwards, 0 = it needs all that top_k and top_p leave.
+ */
+static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top, int want, struct pool *pool)
+{
+	float min_p = s->min_p > 1 ? 1 : s->min_p, temperature = s->temperature, most = 0;
+	int top_k = s->top_k > 0 && s->top_k < vocab ? s->top_k : 0, m = top_k ? top_k : want || s->top_p < 1 ? LIST_AIM : 0, n;
+	struct pool all = {l, NULL, vocab};
+	mass_t total = 0;
 
 	for (int i = threadIdx.x; i < vocab; i += CHOOSE) {
 		float w = top.value == -INFINITY ? i == top.id : l[i] == top.value ? 1 : expf((l[i] - top.value) / temperature);
 
-		l[i] = w >= min_p ? w : 0;
+		w = w >= min_p ? w : 0;
+		l[i] = w;
+		total += units(w);
+		most = fmaxf(most, w);
 	}
-	__syncthreads();
-	if (s->top_k > 0 && s->top_k < vocab)
-		cut(sh, l, vocab, 0, s->top_k);
-	total = mass(sh, l, vocab);
+	total = sum_of_block(sh, total);
+	n = m && m <= LIST / 2 ? list_of(sh, l, vocab, most, m) : 0;
+	*pool = all;
+	if (n)
+		*pool = {sh->list, sh->list_id, n};
+	if (top_k) {
+		cut(sh, pool->w, pool->n, 0, top_k);
+		total = mass(sh, pool->w, pool->n);
+	}
 	if (s->top_p < 1) {
 		double limit = ceil((double)s->top_p * (double)total);
+		mass_t least = limit > 1 ? (mass_t)limit : 1;
 
-		cut(sh, l, vocab, 1, limit > 1 ? (mass_t)limit : 1);
-		total = mass(sh, l, vocab);
+		if (n && mass(sh, pool->w, n) < least)
+			*pool = all; /* only without top_k: then the row is as it was */
+		cut(sh, pool->w, pool->n, 1, least);
+		total = mass(sh, pool->w, pool->n);
 	}
 	return total;
+}
+
+static __device__ __forceinline__ int id_of(const struct pool &pool, int i)
+{
+	return pool.id ? pool.id[i] : i;
 }
 
 /* The id at which the running sum passes u * total; the last with weight when rounding leaves none. A warp has a run of neighbours. */

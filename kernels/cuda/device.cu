@@ -97,6 +97,7 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 	dev->ordinal = opt->ordinal;
 	dev->slots = opt->slots > 0 ? opt->slots : 1;
 	dev->sms = p.multiProcessorCount;
+	dev->shared_max = p.sharedMemPerBlockOptin - 64; /* a few static words of the kernels */
 	dev->batch_cap = dev->slots;
 	snprintf(dev->name, sizeof(dev->name), "%.80s, %d multiprocessors, %.1f GiB, compute capability %d.%d", p.name, p.multiProcessorCount,
 		 (double)p.totalGlobalMem / (1 << 30), p.major, p.minor);

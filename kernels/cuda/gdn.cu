@@ -5,19 +5,20 @@
  * and keeps them in registers from the first token to the last: lane (part, col) of a warp holds every fourth run of four rows of one column.
  *
  *	for each window of 16 tokens (replay rows first, then the new rows):
- *		prepare	a warp takes a token: convolution and silu of this head's q, k and the block's v columns, norms, gates -> shared memory
- *		advance	token by token, without a barrier: decay, read, delta, write, read -> o
+ *		prepare	a warp takes 4 tokens: all inputs at once, then convolution and silu of q, k and v, norms, gates -> shared memory
+ *		advance	token by token, without a barrier: both reads of the old state, then delta, o and the new state
  *	after the replay rows the state is stored (that is the lazy commit); after the new rows only when they are final
  *
  * Replay, plain decoding, verification and prefill are this one loop, so they agree to the bit, wherever a prompt is cut. (The chunked form with
- * matrix products would be faster for prefill and round otherwise.)
+ * matrix products would be faster for prefill and round otherwise.) The read after the write is taken from the old state, which shortens the chain
+ * from token to token by half: S' = a S + k d, so S'q = a Sq + d (k.q).
  *
  * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring. So these are overwritten by the last of them to finish,
  * which also applies the gated norm, since that needs whole heads. With more rows than a block of verification a second kernel does the norm.
  */
 #include "kernels/cuda/internal.cuh"
 
-enum { COLS = 32, THREADS = 128, WARPS = THREADS / 32, WINDOW = 16, TAPS = TD_CONV_TAIL + 1 };
+enum { COLS = 32, THREADS = 128, WARPS = THREADS / 32, WINDOW = 16, TURN = WINDOW / WARPS };
 
 struct gdn_args {
 	struct td_gdn w;
@@ -60,131 +61,180 @@ static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const
 	return read_ba(p, s.row0 + i - s.replay, column);
 }
 
-/* Convolution and silu of one channel of token i. */
-static __device__ __forceinline__ float conv(const struct gdn_args &p, const struct td_seq &s, int i, int channel)
+/* Convolution and silu of one channel from four rows. */
+static __device__ __forceinline__ float conv(float4 w, float a, float b, float c, float d)
 {
-	float4 w = ((const float4 *)p.w.conv)[channel];
-	float v = w.x * __bfloat162float(stream_row(p, s, i)[channel]);
-
-	v += w.y * __bfloat162float(stream_row(p, s, i + 1)[channel]);
-	v += w.z * __bfloat162float(stream_row(p, s, i + 2)[channel]);
-	v += w.w * __bfloat162float(stream_row(p, s, i + 3)[channel]);
-	return silu(v);
+	return silu(w.x * a + w.y * b + w.z * c + w.w * d);
 }
 
-struct window {
-	float *q, *k; /* (WINDOW, k_dim) */
-	float *v; /* (WINDOW, COLS) */
-	float beta[WINDOW], decay[WINDOW];
+/* A lane's neighbouring channels of one row, as words of two. */
+template <int N> static __device__ __forceinline__ void load_words(uint32_t *to, const bf16 *from)
+{
+	if (N == 2) {
+		uint2 v = *(const uint2 *)from;
+
+		to[0] = v.x;
+		to[N - 1] = v.y;
+	} else {
+		to[0] = *(const uint32_t *)from;
+	}
+}
+
+static __device__ __forceinline__ float element(const uint32_t *words, int i)
+{
+	return i & 1 ? bf16_hi(words[i >> 1]) : bf16_lo(words[i >> 1]);
+}
+
+/* Convolution weights of a lane's channels: KD / 32 neighbours of q and of k, one of v. */
+template <int KD> struct taps {
+	float4 q[KD / 32], k[KD / 32], v;
 };
 
-/* One warp makes token i's inputs at place t. */
-template <int KD> static __device__ void prepare(const struct gdn_args &p, const struct td_seq &s, struct window &x, int t, int i, int head, int col0)
+/* A window's inputs. */
+template <int KD> struct window {
+	float q[WINDOW * KD], k[WINDOW * KD], v[WINDOW * COLS];
+	float beta[WINDOW], decay[WINDOW], kq[WINDOW];
+};
+
+/* This warp's share of n tokens from token t0 of the stream on. */
+template <int KD> static __device__ __forceinline__ void prepare(const struct gdn_args &p, const struct td_seq &s, struct window<KD> &x, const struct taps<KD> &w, int t0, int n,
+								 int head, int col0)
 {
-	int lane = threadIdx.x & 31, k_head = head / (p.w.v_heads / p.w.k_heads), q0 = k_head * KD, k0 = (p.w.k_heads + k_head) * KD;
-	int v0 = 2 * p.w.k_heads * KD + head * p.w.v_dim + col0;
-	float q[KD / 32], k[KD / 32], qq = 0, kk = 0;
+	enum { N = KD / 32, ROWS = TURN + TD_CONV_TAIL };
+	int lane = threadIdx.x & 31, first = threadIdx.x / 32 * TURN, k_head = head / (p.w.v_heads / p.w.k_heads), last = s.replay + s.rows + TD_CONV_TAIL - 1;
+	int q0 = k_head * KD + lane * N, k0 = q0 + p.w.k_heads * KD, v0 = 2 * p.w.k_heads * KD + head * p.w.v_dim + (col0 + lane < p.w.v_dim ? col0 + lane : 0);
+	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
+	bf16 v[ROWS];
+
+	if (first >= n)
+		return;
+#pragma unroll
+	for (int j = 0; j < ROWS; j++) {
+		const bf16 *row = stream_row(p, s, min(t0 + first + j, last));
+
+		load_words<N / 2>(q[j], row + q0);
+		load_words<N / 2>(k[j], row + k0);
+		v[j] = row[v0];
+	}
+	if (lane < TURN && first + lane < n) {
+		float u = token_ba(p, s, t0 + first + lane, p.w.v_heads + head) + p.w.dt_bias[head];
+
+		x.beta[first + lane] = sigmoid(token_ba(p, s, t0 + first + lane, head));
+		x.decay[first + lane] = expf(-expf(p.w.a_log[head]) * (u > 20.0f ? u : log1pf(expf(u))));
+	}
+#pragma unroll
+	for (int i = 0; i < TURN; i++) {
+		int t = first + i;
+		float a[N], b[N], qq = 0, kk = 0, kq = 0;
 
 #pragma unroll
-	for (int j = 0; j < KD / 32; j++) {
-		q[j] = conv(p, s, i, q0 + j * 32 + lane);
-		k[j] = conv(p, s, i, k0 + j * 32 + lane);
-		qq += q[j] * q[j];
-		kk += k[j] * k[j];
-	}
-	qq = 1.0f / sqrtf(warp_sum(qq) + 1e-6f) * (1.0f / sqrtf((float)KD));
-	kk = 1.0f / sqrtf(warp_sum(kk) + 1e-6f);
+		for (int c = 0; c < N; c++) {
+			a[c] = conv(w.q[c], element(q[i], c), element(q[i + 1], c), element(q[i + 2], c), element(q[i + 3], c));
+			b[c] = conv(w.k[c], element(k[i], c), element(k[i + 1], c), element(k[i + 2], c), element(k[i + 3], c));
+			qq += a[c] * a[c];
+			kk += b[c] * b[c];
+			kq += a[c] * b[c];
+		}
+		qq = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KD);
+		kk = rsqrtf(warp_sum(kk) + 1e-6f);
+		kq = warp_sum(kq) * qq * kk;
 #pragma unroll
-	for (int j = 0; j < KD / 32; j++) {
-		x.q[t * KD + j * 32 + lane] = q[j] * qq;
-		x.k[t * KD + j * 32 + lane] = k[j] * kk;
-	}
-	x.v[t * COLS + lane] = col0 + lane < p.w.v_dim ? conv(p, s, i, v0 + lane) : 0.0f;
-	if (lane == 0) {
-		float u = token_ba(p, s, i, p.w.v_heads + head) + p.w.dt_bias[head];
-
-		x.beta[t] = sigmoid(token_ba(p, s, i, head));
-		x.decay[t] = expf(-expf(p.w.a_log[head]) * (u > 20.0f ? u : log1pf(expf(u))));
+		for (int c = 0; c < N; c++) {
+			x.q[t * KD + lane * N + c] = a[c] * qq;
+			x.k[t * KD + lane * N + c] = b[c] * kk;
+		}
+		x.v[t * COLS + lane] = conv(w.v, __bfloat162float(v[i]), __bfloat162float(v[i + 1]), __bfloat162float(v[i + 2]), __bfloat162float(v[i + 3]));
+		if (lane == 0)
+			x.kq[t] = kq;
 	}
 }
 
 /* One token on this lane's part of its column; returns the column's o in every lane of it. Lanes 8, 16 and 24 apart share a column. */
-template <int KD> static __device__ __forceinline__ float advance(const struct window &x, int t, int part, float v, float state[KD / 4])
+template <int KD> static __device__ __forceinline__ float advance(const struct window<KD> &x, int t, int part, float v, float state[KD / 4])
 {
 	const float4 *k = (const float4 *)(x.k + t * KD) + part, *q = (const float4 *)(x.q + t * KD) + part;
-	float decay = x.decay[t], r[4] = {}, o[4] = {}, d;
+	float decay = x.decay[t], r[4] = {}, o[4] = {}, d, e;
 
 #pragma unroll
 	for (int j = 0; j < KD / 16; j++) {
-		float4 c = k[j * 4];
-		float *s = state + j * 4;
+		float4 a = k[j * 4], b = q[j * 4];
+		const float *s = state + j * 4;
 
-		s[0] *= decay;
-		s[1] *= decay;
-		s[2] *= decay;
-		s[3] *= decay;
-		r[0] += s[0] * c.x;
-		r[1] += s[1] * c.y;
-		r[2] += s[2] * c.z;
-		r[3] += s[3] * c.w;
+		r[0] += s[0] * a.x;
+		r[1] += s[1] * a.y;
+		r[2] += s[2] * a.z;
+		r[3] += s[3] * a.w;
+		o[0] += s[0] * b.x;
+		o[1] += s[1] * b.y;
+		o[2] += s[2] * b.z;
+		o[3] += s[3] * b.w;
 	}
 	d = (r[0] + r[1]) + (r[2] + r[3]);
+	e = (o[0] + o[1]) + (o[2] + o[3]);
 	d += __shfl_xor_sync(~0u, d, 8);
+	e += __shfl_xor_sync(~0u, e, 8);
 	d += __shfl_xor_sync(~0u, d, 16);
-	d = x.beta[t] * (v - d);
+	e += __shfl_xor_sync(~0u, e, 16);
+	d = x.beta[t] * (v - decay * d);
 #pragma unroll
 	for (int j = 0; j < KD / 16; j++) {
-		float4 c = k[j * 4], e = q[j * 4];
+		float4 a = k[j * 4];
 		float *s = state + j * 4;
 
-		s[0] += c.x * d;
-		s[1] += c.y * d;
-		s[2] += c.z * d;
-		s[3] += c.w * d;
-		o[0] += s[0] * e.x;
-		o[1] += s[1] * e.y;
-		o[2] += s[2] * e.z;
-		o[3] += s[3] * e.w;
+		s[0] = s[0] * decay + a.x * d;
+		s[1] = s[1] * decay + a.y * d;
+		s[2] = s[2] * decay + a.z * d;
+		s[3] = s[3] * decay + a.w * d;
 	}
-	d = (o[0] + o[1]) + (o[2] + o[3]);
-	d += __shfl_xor_sync(~0u, d, 8);
-	d += __shfl_xor_sync(~0u, d, 16);
-	return d;
+	return decay * e + d * x.kq[t];
 }
 
-/* Gated norm of one head of one row by one warp (3.1 rmsg). */
-static __device__ void gated_norm(const struct gdn_args &p, int row, int head)
+/* Gated norm of one head of one row by one warp (3.1 rmsg). v_dim <= 256 */
+static __device__ __forceinline__ void gated_norm(const struct gdn_args &p, int row, int head)
 {
+	enum { MAX = 8 };
 	int lane = threadIdx.x & 31, n = p.w.v_dim;
 	const float *o = p.o + ((size_t)row * p.w.v_heads + head) * n;
 	const bf16 *z = p.qkvz + (size_t)row * p.ld + p.channels + head * n;
 	bf16 *y = p.out + (size_t)row * p.ld_out + head * n;
-	float sum = 0;
+	float v[MAX], g[MAX], sum = 0;
 
-	for (int c = lane; c < n; c += 32) {
-		float v = __ldcg(&o[c]);
+#pragma unroll
+	for (int i = 0; i < MAX; i++) {
+		int c = lane + 32 * i;
 
-		sum += v * v;
+		v[i] = c < n ? __ldcg(&o[c]) : 0;
+		g[i] = c < n ? __bfloat162float(z[c]) : 0;
+		sum += v[i] * v[i];
 	}
-	sum = 1.0f / sqrtf(warp_sum(sum) / n + p.w.eps);
-	for (int c = lane; c < n; c += 32)
-		y[c] = __float2bfloat16(__ldcg(&o[c]) * sum * p.w.norm[c] * silu(__bfloat162float(z[c])));
+	sum = rsqrtf(warp_sum(sum) / n + p.w.eps);
+#pragma unroll
+	for (int i = 0; i < MAX; i++)
+		if (lane + 32 * i < n)
+			y[lane + 32 * i] = __float2bfloat16(v[i] * sum * p.w.norm[lane + 32 * i] * silu(g[i]));
 }
 
-/* Tail and ring of one channel. The old ones are read before they are overwritten; no other thread touches this channel. */
-static __device__ void keep_channel(const struct gdn_args &p, const struct td_seq &s, int channel)
+/* Tail and ring of two neighbouring channels. All is read before anything is overwritten; no other thread touches these channels. */
+static __device__ void keep_pair(const struct gdn_args &p, const struct td_seq &s, int channel)
 {
-	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels + channel;
-	bf16 *ring = (bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels + channel;
+	uint32_t *tail = (uint32_t *)((bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels + channel);
+	uint32_t *ring = (uint32_t *)((bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels + channel);
 	int done = s.replay + (s.commit ? s.rows : 0);
-	bf16 last[TD_CONV_TAIL];
+	uint32_t last[TD_CONV_TAIL], fresh[TD_BLOCK_MAX];
 
+#pragma unroll
 	for (int i = 0; i < TD_CONV_TAIL; i++)
-		last[i] = stream_row(p, s, done + i)[channel];
+		last[i] = *(const uint32_t *)(stream_row(p, s, done + i) + channel);
+#pragma unroll
+	for (int i = 0; i < TD_BLOCK_MAX; i++)
+		fresh[i] = !s.commit && i < s.rows ? *(const uint32_t *)(p.qkvz + (size_t)(s.row0 + i) * p.ld + channel) : 0;
+#pragma unroll
 	for (int i = 0; i < TD_CONV_TAIL; i++)
-		tail[(size_t)i * p.channels] = last[i];
-	for (int i = 0; !s.commit && i < s.rows; i++)
-		ring[(size_t)i * p.channels] = p.qkvz[(size_t)(s.row0 + i) * p.ld + channel];
+		tail[(size_t)i * p.channels / 2] = last[i];
+#pragma unroll
+	for (int i = 0; i < TD_BLOCK_MAX; i++)
+		if (!s.commit && i < s.rows)
+			ring[(size_t)i * p.channels / 2] = fresh[i];
 }
 
 /* What the last block of a key head does for all of them. */
@@ -192,47 +242,50 @@ template <int KD> static __device__ void close_head(const struct gdn_args &p, co
 {
 	int group = p.w.v_heads / p.w.k_heads, head0 = k_head * group, wide = group * p.w.v_dim, warp = threadIdx.x / 32;
 
-	for (int c = threadIdx.x; c < 2 * KD + wide; c += THREADS)
-		keep_channel(p, s, c < KD ? k_head * KD + c : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
+	for (int c = threadIdx.x * 2; c < 2 * KD + wide; c += THREADS * 2)
+		keep_pair(p, s, c < KD ? k_head * KD + c : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
 	for (int i = threadIdx.x; !s.commit && i < s.rows * 2 * group; i += THREADS) {
 		int r = i / (2 * group), j = i % (2 * group), column = j < group ? head0 + j : p.w.v_heads + head0 + j - group;
 
 		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = read_ba(p, s.row0 + r, column);
 	}
-	for (int i = warp; p.norm_here && i < s.rows * group; i += WARPS)
+#pragma unroll 2
+	for (int i = warp; i < (p.norm_here ? s.rows * group : 0); i += WARPS)
 		gated_norm(p, s.row0 + i / group, head0 + i % group);
 }
 
 /* grid (v_heads * slices of COLS columns, sequences) */
 template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(const struct gdn_args p)
 {
-	__shared__ __align__(16) float q_sh[WINDOW * KD], k_sh[WINDOW * KD], v_sh[WINDOW * COLS];
-	__shared__ struct window x;
+	__shared__ __align__(16) struct window<KD> x;
 	struct td_seq s = p.seq[blockIdx.y];
 	int slices = div_up(p.w.v_dim, COLS), head = blockIdx.x / slices, col0 = blockIdx.x % slices * COLS, group = p.w.v_heads / p.w.k_heads;
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3, mine = warp * 8 + (lane & 7), col = col0 + mine, there = col < p.w.v_dim;
 	float *kept = p.st.s + ((size_t)s.slot * p.w.v_heads + head) * KD * p.w.v_dim + col;
 	float state[KD / 4];
-	int total = s.replay + s.rows;
+	int total = s.replay + s.rows, k_head = head / group;
+	const float4 *conv_w = (const float4 *)p.w.conv;
+	struct taps<KD> w;
 
-	if (threadIdx.x == 0) {
-		x.q = q_sh;
-		x.k = k_sh;
-		x.v = v_sh;
-	}
 #pragma unroll
 	for (int i = 0; i < KD / 4; i++)
 		state[i] = there ? kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] : 0.0f;
+#pragma unroll
+	for (int c = 0; c < KD / 32; c++) {
+		w.q[c] = conv_w[k_head * KD + lane * (KD / 32) + c];
+		w.k[c] = conv_w[(p.w.k_heads + k_head) * KD + lane * (KD / 32) + c];
+	}
+	w.v = conv_w[2 * p.w.k_heads * KD + head * p.w.v_dim + (col0 + lane < p.w.v_dim ? col0 + lane : 0)];
 	for (int t0 = 0, n; t0 < total; t0 += n) {
 		int end = t0 < s.replay ? s.replay : total;
 
 		n = end - t0 < WINDOW ? end - t0 : WINDOW;
 		__syncthreads();
-		for (int t = warp; t < n; t += WARPS)
-			prepare<KD>(p, s, x, t, t0 + t, head, col0);
+		prepare<KD>(p, s, x, w, t0, n, head, col0);
 		__syncthreads();
+#pragma unroll 2
 		for (int t = 0; t < n; t++) {
-			float o = advance<KD>(x, t, part, v_sh[t * COLS + mine], state);
+			float o = advance<KD>(x, t, part, x.v[t * COLS + mine], state);
 
 			if (t0 >= s.replay && part == 0 && there)
 				p.o[((size_t)(s.row0 + t0 + t - s.replay) * p.w.v_heads + head) * p.w.v_dim + col] = o;
@@ -244,8 +297,8 @@ template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(c
 					kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] = state[i];
 		}
 	}
-	if (last_to_arrive(p.counter + blockIdx.y * p.w.k_heads + head / group, group * slices))
-		close_head<KD>(p, s, head / group);
+	if (last_to_arrive(p.counter + blockIdx.y * p.w.k_heads + k_head, group * slices))
+		close_head<KD>(p, s, k_head);
 }
 
 /* One warp per row and head. grid (rows, v_heads / WARPS) */
@@ -267,6 +320,10 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 	    out.cols != w->v_heads * w->v_dim || b->n_seq * w->k_heads > TD_CUDA_COUNTERS) {
 		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: %d key and %d value heads of %d and %d with rows of %d, %d and %d; the GPU kernels have key dimensions 64 and 128",
 			      w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
+		return 0;
+	}
+	if (p.ld % 4 || p.channels % 4 || w->v_dim % 2 || w->v_dim > 256 || (uintptr_t)p.qkvz % 8) {
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: rows of %d values, %d channels and value heads of %d don't fit loads of four values", p.ld, p.channels, w->v_dim);
 		return 0;
 	}
 	for (int i = 0; i < b->n_seq; i++) {

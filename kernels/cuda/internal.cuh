@@ -35,6 +35,7 @@ struct td_cuda_fault {
 
 struct td_dev {
 	int ordinal, slots, sms;
+	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;
 	cublasHandle_t blas;
 	void *blas_space;
@@ -94,13 +95,14 @@ static inline __device__ float warp_sum(float v)
 		v += __shfl_xor_sync(~0u, v, d);
 	return v;
 }
+/* The approximate division (2 ulp) has no slow path: a branch there would keep loads from being issued ahead of it. */
 static inline __device__ float sigmoid(float x)
 {
-	return 1.0f / (1.0f + expf(-x));
+	return __fdividef(1.0f, 1.0f + expf(-x));
 }
 static inline __device__ float silu(float x)
 {
-	return x / (1.0f + expf(-x));
+	return __fdividef(x, 1.0f + expf(-x));
 }
 /* Two bf16 in a word -> float, exactly. */
 static inline __device__ float bf16_lo(uint32_t w)
@@ -159,13 +161,6 @@ void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_li
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
 void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
-/* How many blocks share the columns of a product: a function of the weight's shape and the GPU, never of the rows. */
-static inline int td__cuda_ksplit(const struct td_dev *dev, int strips, int units, int warps)
-{
-	int by_blocks = 2 * dev->sms / strips, by_work = units / (2 * warps), n = by_blocks < by_work ? by_blocks : by_work;
-
-	return n < 1 ? 1 : n;
-}
 
 void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct td_tensor);
 void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, int, struct td_tensor);

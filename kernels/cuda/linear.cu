@@ -7,19 +7,16 @@
  * small kernels again: they differ from cuBLAS in rounding (INT4 weights are exact there, rounded to bf16 here).
  */
 #include "kernels/cuda/internal.cuh"
+#include "kernels/pack.h"
 
-enum { STRIP = 64, UNIT = 32 };
+enum { STRIP = TD_PACK_STRIP };
 static const size_t staging_bytes = (size_t)32 << 20, expanded_bytes = (size_t)32 << 20;
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------------------- */
 
 size_t td__cuda_pack_bytes(enum td_weight_kind kind, int out, int in, int group)
 {
-	size_t strips = (size_t)div_up(out, STRIP);
-
-	if (kind == TD_W_BF16)
-		return (size_t)out * in * 2;
-	return strips * div_up(in, UNIT) * 1024 + strips * (group > 0 ? div_up(in, group) : 1) * 128;
+	return td_pack_bytes_cuda(kind, out, in, group);
 }
 
 /* Copies rows [row0, row0 + rows) of the stacked parts, `size` bytes a row, to device memory. */

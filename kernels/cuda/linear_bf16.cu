@@ -8,28 +8,32 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { TILES = 2, SLOTS = 4 }; /* slots: rows g, g + 8, g + 16, g + 24 of the strip */
+	enum { TILES = 2, SLOTS = 4, DEEP = WARPS >= 12 ? 4 : 5 }; /* slots: rows g, g + 8, g + 16, g + 24 of the strip; DEEP: stages for 16 rows */
 
-	static __device__ __forceinline__ void fetch(const struct linear_args &p, uint4 *stage, int, int k, int bytes, int lane)
+	static __device__ __forceinline__ void fetch(const struct linear_args &p, uint4 *stage, int l, int lane)
 	{
+		int strip = l / p.units, k = (l - strip * p.units) * UNIT + (lane & 3) * 8, o = strip * 32 + (lane >> 2), left = (p.in - k) * 2;
+		int bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+		const bf16 *w = (const bf16 *)p.w + (size_t)o * p.in + (bytes ? k : 0);
+
 #pragma unroll
 		for (int m = 0; m < SLOTS; m++) {
-			int o = blockIdx.x * 32 + m * 8 + (lane >> 2), there = o < p.out;
+			int there = o + m * 8 < p.out;
 
-			copy16(stage + m * 32 + lane, (const bf16 *)p.w + (size_t)(there ? o : 0) * p.in + k, there ? bytes : 0);
+			copy16(stage + m * 32, there ? w + (size_t)(m * 8) * p.in : (const bf16 *)p.w, there ? bytes : 0);
 		}
 	}
 
-	template <int NT> static __device__ __forceinline__ void multiply(const uint4 *stage, int lane, float acc[TILES][NT][4])
+	template <int NT> static __device__ __forceinline__ void multiply(const uint4 *stage, const uint4 *rows, float acc[TILES][NT][4])
 	{
 		uint4 w[SLOTS], x[NT];
 
 #pragma unroll
 		for (int m = 0; m < SLOTS; m++)
-			w[m] = stage[m * 32 + lane];
+			w[m] = stage[m * 32];
 #pragma unroll
 		for (int n = 0; n < NT; n++)
-			x[n] = stage[(SLOTS + n) * 32 + lane];
+			x[n] = rows[n * 32];
 #pragma unroll
 		for (int m = 0; m < TILES; m++)
 #pragma unroll

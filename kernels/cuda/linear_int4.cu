@@ -37,26 +37,26 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 }
 
 struct int4_format {
-	enum { TILES = STRIP / 16, SLOTS = 3 }; /* slots: two of weights, one of scales */
+	enum { TILES = STRIP / 16, SLOTS = 3, DEEP = WARPS >= 12 ? 4 : 5 }; /* slots: two of weights, one of scales; DEEP: stages for 16 rows */
 
-	static __device__ __forceinline__ void fetch(const struct linear_args &p, uint4 *stage, int u, int, int, int lane)
+	/* Units and groups both lie in the order of the line. */
+	static __device__ __forceinline__ void fetch(const struct linear_args &p, uint4 *stage, int l, int lane)
 	{
-		const uint4 *w = (const uint4 *)p.w + ((size_t)blockIdx.x * p.units + u) * 64 + lane;
-		int groups = p.units / p.units_per_group;
+		const uint4 *w = (const uint4 *)p.w + (size_t)l * 64 + lane;
 
-		copy16(stage + lane, w);
-		copy16(stage + 32 + lane, w + 32);
-		copy16(stage + 64 + lane, (const uint4 *)p.scale + ((size_t)blockIdx.x * groups + u / p.units_per_group) * 8 + (lane >> 2));
+		copy16(stage, w);
+		copy16(stage + 32, w + 32);
+		copy16(stage + 64, (const uint4 *)p.scale + (l * p.per_group >> 32) * 8 + (lane >> 2));
 	}
 
-	template <int NT> static __device__ __forceinline__ void multiply(const uint4 *stage, int lane, float acc[TILES][NT][4])
+	template <int NT> static __device__ __forceinline__ void multiply(const uint4 *stage, const uint4 *rows, float acc[TILES][NT][4])
 	{
-		uint4 s = stage[64 + lane], w[2] = {stage[lane], stage[32 + lane]}, x[NT];
+		uint4 s = stage[64], w[2] = {stage[0], stage[32]}, x[NT];
 		const uint32_t scale[4] = {s.x, s.y, s.z, s.w};
 
 #pragma unroll
 		for (int n = 0; n < NT; n++)
-			x[n] = stage[(SLOTS + n) * 32 + lane];
+			x[n] = rows[n * 32];
 #pragma unroll
 		for (int m = 0; m < 4; m++) {
 			uint32_t a[2][4];

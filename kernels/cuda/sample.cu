@@ -97,27 +97,13 @@ static __device__ struct best best_of_row(const struct sample_args &p, struct ch
 
 /* ---- propose ----------------------------------------------------------------------------------------------------------------------- */
 
-/* One proposal from the adjusted logits l, whose best is known. */
-static __device__ void propose_row(struct choose_shared *sh, const struct td_sampling *set, float *l, int vocab, uint32_t position, struct best top, struct td_draft *d, int at)
+/* The pool's shares as the proposal's q, candidates in ascending id. */
+static __device__ void list_candidates(struct choose_shared *sh, const struct pool &pool, double total, struct td_draft *d, int at)
 {
-	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(vocab, CHOOSE_WARPS), from = warp * run, to = min(vocab, from + run), n = 0;
-	double total;
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool.n, CHOOSE_WARPS), from = warp * run, to = min(pool.n, from + run), n = 0;
 
-	if (!(set->temperature > 0)) {
-		if (threadIdx.x == 0) {
-			d->n_cand[at] = 0;
-			d->token[at] = top.id;
-		}
-		return;
-	}
-	total = (double)weights(sh, set, l, vocab, top);
-	if (vocab > TD_CAND_MAX) {
-		cut(sh, l, vocab, 0, TD_CAND_MAX);
-		total = (double)mass(sh, l, vocab);
-	}
-	total /= 17592186044416.0;
 	for (int i = from + lane; i < to; i += 32)
-		n += (float)(l[i] / total) > 0;
+		n += (float)(pool.w[i] / total) > 0;
 	for (int k = 16; k; k >>= 1)
 		n += __shfl_xor_sync(~0u, n, k);
 	__syncthreads();
@@ -128,24 +114,44 @@ static __device__ void propose_row(struct choose_shared *sh, const struct td_sam
 	for (int i = 0; i < warp; i++)
 		n += sh->count[i];
 	for (int i0 = from; i0 < to; i0 += 32) {
-		float share = i0 + lane < to ? (float)(l[i0 + lane] / total) : 0;
+		float share = i0 + lane < to ? (float)(pool.w[i0 + lane] / total) : 0;
 		unsigned some = __ballot_sync(~0u, share > 0);
 		int mine = n + __popc(some & ((1u << lane) - 1));
 
 		if (share > 0 && mine < TD_CAND_MAX) {
-			d->cand[at][mine] = i0 + lane;
+			d->cand[at][mine] = id_of(pool, i0 + lane);
 			d->q[at][mine] = share;
 		}
 		n += __popc(some);
 	}
 	if (threadIdx.x == CHOOSE - 1)
-		sh->found = min(n, TD_CAND_MAX);
+		sh->found = min(n, (int)TD_CAND_MAX);
 	__syncthreads();
+}
+
+/* One proposal from the adjusted logits l, whose best is known. */
+static __device__ void propose_row(struct choose_shared *sh, const struct td_sampling *set, float *l, int vocab, uint32_t position, struct best top, struct td_draft *d, int at)
+{
+	struct pool pool;
+	mass_t total;
+
+	if (!(set->temperature > 0)) {
+		if (threadIdx.x == 0) {
+			d->n_cand[at] = 0;
+			d->token[at] = top.id;
+		}
+		return;
+	}
+	total = weights(sh, set, l, vocab, top, TD_CAND_MAX, &pool);
+	if (vocab > TD_CAND_MAX) {
+		cut(sh, pool.w, pool.n, 0, TD_CAND_MAX);
+		total = mass(sh, pool.w, pool.n);
+	}
+	list_candidates(sh, pool, (double)total / 17592186044416.0, d, at);
 	if (threadIdx.x == 0) { /* from the very numbers that accept will see */
 		double sum = 0, left;
-		int last = 0;
+		int last = 0, n = sh->found;
 
-		n = sh->found;
 		for (int i = 0; i < n; i++)
 			sum += d->q[at][i];
 		left = (double)td_uniform(set->seed, position, TD_PROPOSE) * sum;
@@ -219,25 +225,53 @@ static __device__ float drafted_q(const struct td_draft *d, int at)
 	return 0;
 }
 
-/* Takes q out of the weights, or leaves them when nothing would be left; returns the new mass. */
-static __device__ mass_t residual(struct choose_shared *sh, float *w, int vocab, mass_t total, const struct td_draft *d, int at)
+/* The weight of an id, told to every thread; 0 when it is not in the pool. */
+static __device__ float weight_of(struct choose_shared *sh, const struct pool &pool, int id)
 {
-	int listed = d->n_cand[at] > 0, n = listed ? min(d->n_cand[at], (int)TD_CAND_MAX) : 1, i = threadIdx.x, id = -1;
-	mass_t left;
+	float w;
 
-	if (i < n)
-		id = listed ? d->cand[at][i] : d->token[at];
-	if (id >= 0 && id < vocab) {
-		sh->saved[i] = w[id];
-		w[id] = listed ? (float)fmax(sh->saved[i] - d->q[at][i] * ((double)total / 17592186044416.0), 0.0) : 0;
+	__syncthreads();
+	if (threadIdx.x == 0)
+		sh->saved[0] = !pool.id && id >= 0 && id < pool.n ? pool.w[id] : 0;
+	__syncthreads();
+	for (int i = threadIdx.x; pool.id && i < pool.n; i += CHOOSE)
+		if (pool.id[i] == id)
+			sh->saved[0] = pool.w[i];
+	__syncthreads();
+	w = sh->saved[0];
+	__syncthreads();
+	return w;
+}
+
+/* Takes q out of the weights, or leaves them when nothing would be left; returns the new mass. `undo` puts the saved weights back. */
+static __device__ void subtract(struct choose_shared *sh, const struct pool &pool, double total, const struct td_draft *d, int at, int undo)
+{
+	int listed = d->n_cand[at] > 0, n = listed ? min(d->n_cand[at], (int)TD_CAND_MAX) : 1;
+
+	for (int c = pool.id ? 0 : threadIdx.x; c < n; c += pool.id ? 1 : CHOOSE) {
+		int id = listed ? d->cand[at][c] : d->token[at], i = pool.id ? (int)threadIdx.x : id;
+
+		if (i < 0 || i >= pool.n || id_of(pool, i) != id)
+			continue;
+		if (undo) {
+			pool.w[i] = sh->saved[c];
+		} else {
+			sh->saved[c] = pool.w[i];
+			pool.w[i] = listed ? (float)fmax(sh->saved[c] - d->q[at][c] * total, 0.0) : 0;
+		}
 	}
 	__syncthreads();
-	left = mass(sh, w, vocab);
+}
+
+static __device__ mass_t residual(struct choose_shared *sh, const struct pool &pool, mass_t total, const struct td_draft *d, int at)
+{
+	mass_t left;
+
+	subtract(sh, pool, (double)total / 17592186044416.0, d, at, 0);
+	left = mass(sh, pool.w, pool.n);
 	if (left > 0)
 		return left;
-	if (id >= 0 && id < vocab)
-		w[id] = sh->saved[i];
-	__syncthreads();
+	subtract(sh, pool, 0, d, at, 1);
 	return total;
 }
 
@@ -308,20 +342,20 @@ static __global__ void __launch_bounds__(CHOOSE) decide_kernel(const struct samp
 	if (!(set->temperature > 0)) {
 		accepted = token == drafted;
 	} else {
-		mass_t total = weights(&sh, set, w, p.vocab, top);
+		struct pool pool;
+		mass_t total = weights(&sh, set, w, p.vocab, top, 0, &pool);
 
 		if (!last) {
-			double share = drafted >= 0 && drafted < p.vocab ? w[drafted] / ((double)total / 17592186044416.0) : 0, q = drafted_q(d, r);
+			double share = weight_of(&sh, pool, drafted) / ((double)total / 17592186044416.0), q = drafted_q(d, r);
 
 			accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
-			__syncthreads(); /* all have read w[drafted] */
 			if (accepted)
 				token = drafted;
 			else
-				total = residual(&sh, w, p.vocab, total, d, r);
+				total = residual(&sh, pool, total, d, r);
 		}
 		if (!accepted)
-			token = draw(&sh, w, p.vocab, total, td_uniform(set->seed, position, TD_DRAW));
+			token = id_of(pool, draw(&sh, pool.w, pool.n, total, td_uniform(set->seed, position, TD_DRAW)));
 	}
 	if (threadIdx.x == 0) {
 		p.decision[row].token = token;

@@ -63,6 +63,6 @@ void check_attention(void);
 void check_draft(void);
 void check_sample(void);
 void check_device(void);
-void measure(void);
+void measure(const char *only);
 
 #endif

@@ -252,7 +252,7 @@ static void rest(void)
 	}
 }
 
-void measure(void)
+static void linears(void)
 {
 	static const int few[] = {1, 16, 32, 64, 512, 2048, 0}, head[] = {1, 16, 0};
 
@@ -264,15 +264,34 @@ void measure(void)
 	linear("BF16", TD_W_BF16, 64, 2560, 0, head);
 	linear("INT4 g128 head", TD_W_INT4, 248320, 2560, 128, head);
 	linear("BF16 head", TD_W_BF16, 248320, 2560, 0, head);
+}
+
+static void gdns(void)
+{
 	gdn(1, 1, 0);
 	gdn(16, 0, 0);
 	gdn(16, 5, 0);
 	gdn(512, 0, 1);
+}
+
+static void attentions(void)
+{
 	attention(0, 2048, 1);
 	attention(0, 2048, 16);
 	attention(0, 8192, 16);
 	attention(0, 7680, 512);
 	attention(1, 2048, 16);
 	attention(1, 8192, 16);
-	rest();
+}
+
+void measure(const char *only)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} part[] = {{"linear", linears}, {"gdn", gdns}, {"attention", attentions}, {"sample", rest}};
+
+	for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++)
+		if (strstr(part[i].name, only))
+			part[i].run();
 }

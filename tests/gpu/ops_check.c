@@ -313,7 +313,7 @@ int main(int argc, char **argv)
 	}
 	open_sides();
 	if (timing) {
-		measure();
+		measure(only);
 	} else {
 		printf("%-16s %-58s %10s %9s\n", "operation", "shape", "error", "allowed");
 		for (size_t i = 0; i < sizeof(part) / sizeof(part[0]); i++)
