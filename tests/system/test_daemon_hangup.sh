@@ -1,7 +1,7 @@
 # limit: 60
 # A client that hangs up frees its slot within a cycle; 200 connections that say nothing do not disturb a running answer; the cap on connections.
 . "$(dirname "$0")/daemon_lib.sh"
-export FAKE_TARGET=step_us=20000
+export FAKE_TARGET=step_us=40000
 start --engine.slots=2 --tandem.handshake_s=2 --tandem.max_connections=230
 
 # Two long answers fill the slots, a third request waits. Hanging up in the slot and in the queue; the next in line starts at once.
@@ -29,7 +29,7 @@ wait_status "used=2 queued=1"
 use 0
 close
 use 2
-timeout 200
+timeout 500
 until "delta"
 use 9
 status
@@ -39,8 +39,8 @@ close
 use 2
 close
 use 9
-# three cycles of 20 ms are plenty; the first look may come before the hang-up is seen
-sleep 60
+# three cycles of 40 ms are plenty; the first look may come before the hang-up is seen
+sleep 120
 status
 expect "used=0 queued=0"
 END
@@ -59,19 +59,19 @@ wait_status "used=1"
 use 0
 close
 use 9
-sleep 60
+sleep 120
 status
 expect "used=0 queued=0"
 END
 
-# The crowd is there before, during and after an answer of 200 tokens; the answer takes as long as it takes alone.
+# The crowd is there before, during and after an answer; the answer takes as long as it takes alone.
 run() {
 	raw <<-END
 	connect 0
 	hello
 	expect "welcome"
 	$1
-	gen tag=1 ids=300,301,302 max_tokens=60 ignore_eos=1 draft_tokens=0
+	gen tag=1 ids=300,301,302 max_tokens=40 ignore_eos=1 draft_tokens=0
 	until "tag=1 finish reason=2"
 	total tag=1
 	END

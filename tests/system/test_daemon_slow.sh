@@ -21,8 +21,7 @@ status
 expect "used=1"
 gen tag=5 ids=400 max_tokens=500 ignore_eos=1
 until "tag=5 finish reason=2"
-status
-expect "used=1"
+wait_status "used=1"
 use 0
 until "tag=1 finish reason=2 stop=- prompt=3 output=4000"
 total tag=1
