@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/doctor.h"
+#include "engine/shm.h"
 
 static const char usage[] = "tandem doctor [options]";
 static const char about[] =
@@ -84,11 +85,14 @@ int td_cmd_doctor(int argc, char **argv)
 {
 	struct td_doctor *d = calloc(1, sizeof(*d));
 	const char *model = NULL, *drafter = NULL, *socket = NULL;
+	int32_t slots = 4, context = 0;
 	int json = 0, code = TD_EXIT_USAGE;
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "Options:"},
 		{TD_OPT_TEXT, "model", 'm', "DIR", "look at this model's folder too", &model, 0, NULL, 0},
 		{TD_OPT_TEXT, "drafter", 'd', "DIR", "and at this drafter's, and whether it fits", &drafter, 0, NULL, 0},
+		{TD_OPT_INT, "slots", 0, "N", "plan memory for so many requests at once (4)", &slots, 0, NULL, 0},
+		{TD_OPT_INT, "context", 0, "N", "of so many tokens each (the model's, at most 4096)", &context, 0, NULL, 0},
 		{TD_OPT_TEXT, "socket", 0, "PATH", "the daemon's socket (see tandem run --help)", &socket, 0, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object", &json, 1, NULL, 0},
 		{TD_OPT_END},
@@ -107,6 +111,12 @@ int td_cmd_doctor(int argc, char **argv)
 		fprintf(stderr, "tandem doctor: it takes options only, and --drafter goes with --model (see tandem doctor --help)\n");
 		goto out;
 	}
+	if (slots < 1 || slots > TD_SLOTS_MAX || context < 0 || context > 1 << 22 || context % TD_PAGE) {
+		fprintf(stderr, "tandem doctor: --slots is 1 to %d, --context a multiple of %d\n", TD_SLOTS_MAX, TD_PAGE);
+		goto out;
+	}
+	d->slots = slots;
+	d->context = context;
 	d->model = model;
 	d->drafter = drafter;
 	d->socket = socket;

@@ -28,6 +28,7 @@ struct td_doctor {
 	struct td_finding finding[TD_FINDINGS_MAX];
 	int n;
 	const char *model, *drafter; /* folders, NULL = not given */
+	int32_t slots, context; /* of the memory plan; context 0: as tandemd chooses it */
 	const char *socket; /* NULL: where a client looks */
 	int gpu; /* set by the checks: a GPU can be used */
 };

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "client/doctor.h"
+#include "engine/memplan.h"
 #include "engine/model.h"
 #include "engine/tokenizer.h"
 
@@ -161,12 +162,36 @@ static double weights_bytes(const char *dir)
 
 static void check_weights(struct td_doctor *d, const char *name, const char *dir)
 {
-	double bytes = weights_bytes(dir);
+	double bytes = td_synthetic(dir) ? 0 : weights_bytes(dir);
 
-	if (bytes > 0)
+	if (td_synthetic(dir))
+		td_found(d, TD_FOUND_OK, name, "random weights, for measurements");
+	else if (bytes > 0)
 		td_found(d, TD_FOUND_OK, name, "%.1f MiB of weights", bytes / (1 << 20));
 	else
 		td_advise(bad_model(d, name, "no readable .safetensors file in the folder"), "download the whole model folder, or fix its permissions");
+}
+
+/* With tandemd's defaults, but for slots and context. */
+static void check_memory(struct td_doctor *d, const struct td_target_config *t, const struct td_drafter_config *c)
+{
+	int slots = d->slots, context = d->context ? d->context : (t->max_position < 4096 ? t->max_position : 4096) / TD_PAGE * TD_PAGE, rows = slots * TD_BLOCK_MAX;
+	struct td_memplan_of of = {.target_dir = d->model, .drafter_dir = d->drafter, .device = d->gpu ? "cuda" : "cpu", .kv_pages = slots * (context / TD_PAGE)};
+	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
+	struct td_memplan p;
+	struct td_error err;
+
+	of.shm = (struct td_shm_config){.slots = slots, .context = context, .vocab = t->vocab, .features = c ? c->n_taps * t->hidden : 0, .chunk = 256};
+	of.shm.feature_rows = rows > of.shm.chunk ? rows : of.shm.chunk;
+	if (td_memplan_make(&of, &p, &err)) {
+		bad_model(d, "memory plan", err.text);
+		return;
+	}
+	td_memplan_text(&p, line);
+	for (int i = 0; i < TD_MEMPLAN_LINES; i++)
+		if (line[i][0])
+			td_found(d, TD_FOUND_OK, "memory plan", "%s", line[i]);
+	td_advise(d->finding + d->n - 1, "this is for %d slots of %d tokens on the %s; --slots and --context plan for others", slots, context, d->gpu ? "GPU" : "CPU");
 }
 
 static void quant_text(const struct td_quant *q, char *text, size_t size)
@@ -228,8 +253,10 @@ void td_doctor_model(struct td_doctor *d)
 		 t.vocab, quant);
 	check_weights(d, "model", d->model);
 	check_tokenizer(d, d->model, &t);
-	if (!d->drafter)
+	if (!d->drafter) {
+		check_memory(d, &t, NULL);
 		return;
+	}
 	if (td_drafter_config_load(d->drafter, &c, &err) || td_pair_check(&t, &c, &err)) {
 		td_advise(bad_model(d, "drafter", err.text), "use a drafter that was trained for this model, or none");
 		return;
@@ -237,6 +264,7 @@ void td_doctor_model(struct td_doctor *d)
 	quant_text(&c.quant, quant, sizeof(quant));
 	td_found(d, TD_FOUND_OK, "drafter", "fits: %d layers, %d taps, drafts %d tokens a step, %s", c.layers, c.n_taps, c.block - 1, quant);
 	check_weights(d, "drafter", d->drafter);
+	check_memory(d, &t, &c);
 }
 
 /* ---- socket ------------------------------------------------------------------------------------------------------------------------ */

@@ -13,6 +13,8 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "engine/log.h"
+#include "engine/memplan.h"
 
 enum { DEFAULT_CONTEXT = 4096, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
 
@@ -224,6 +226,25 @@ static void name_model(const struct td_daemon_config *c, struct td_model *m)
 		snprintf(m->name, sizeof(m->name), "model");
 }
 
+/* Only told here: the workers compare it with what is free, and refuse. A folder without usable weights is theirs to refuse, too. */
+static void tell_memory(const struct td_daemon_config *c, const struct td_model *m)
+{
+	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
+					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm, .kv_pages = m->kv_pages};
+	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
+	struct td_memplan p;
+	struct td_error err;
+
+	if (td_memplan_make(&of, &p, &err)) {
+		td_log(TD_LOG_WARN, "memory can't be planned: %s", err.text);
+		return;
+	}
+	td_memplan_text(&p, line);
+	for (int i = 0; i < TD_MEMPLAN_LINES; i++)
+		if (line[i][0])
+			td_log(TD_LOG_INFO, "memory of the %s: %s", m->device, line[i]);
+}
+
 int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	int rc;
@@ -237,6 +258,7 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 	}
 	find_ends(m);
 	name_model(c, m);
+	tell_memory(c, m);
 	return 0;
 }
 

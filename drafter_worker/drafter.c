@@ -16,32 +16,33 @@
 
 size_t td_drafter_cache_bytes(const struct td_drafter_options *o)
 {
-	const struct td_drafter_config *c = &o->weights->cfg;
-
-	return (size_t)c->layers * 2 * (size_t)o->shm->cfg.slots * (size_t)o->shm->cfg.context * (size_t)c->kv_heads * (size_t)c->head_dim *
-	       td_dtype_size(o->ops->act);
+	return td_drafter_kv_bytes(&o->weights->cfg, &o->shm->cfg, o->ops->act);
 }
 
-static int take(struct td_drafter *d, struct td_tensor *out, enum td_dtype dtype, int rows, int cols, struct td_error *err)
+/* Every buffer comes from the table of engine/memplan.h: what is not there is not planned for. */
+static int take_buffers(struct td_drafter *d, struct td_error *err)
 {
-	*out = (struct td_tensor){NULL, dtype, rows, cols, cols};
-	out->data = d->ops->alloc(d->dev, (size_t)rows * (size_t)cols * td_dtype_size(dtype), err);
-	return out->data ? 0 : TD_E_NOMEM;
-}
+	struct td_tensor *b = d->buffer;
 
-static int take_activations(struct td_drafter *d, struct td_error *err)
-{
-	const struct td_drafter_config *c = &d->w->cfg;
-	enum td_dtype act = d->ops->act;
-	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, rows = d->rows_max, block = d->block_rows;
-
-	if (take(d, &d->fused, act, rows, c->hidden, err) || take(d, &d->context_row, act, rows, c->hidden, err) ||
-	    take(d, &d->kv_row, act, rows, 2 * kv, err) || take(d, &d->x, act, block, c->hidden, err) || take(d, &d->norm, act, block, c->hidden, err) ||
-	    take(d, &d->wide, act, block, q + 2 * kv, err) || take(d, &d->mixed, act, block, q, err) ||
-	    take(d, &d->gate_up, act, block, 2 * c->intermediate, err) || take(d, &d->inner, act, block, c->intermediate, err) ||
-	    take(d, &d->tail, act, block, c->hidden, err) || take(d, &d->tail_norm, act, block, c->hidden, err) ||
-	    take(d, &d->logits, TD_F32, block, d->o.head.out, err))
-		return TD_E_NOMEM;
+	td_drafter_buffers(&d->w->cfg, &d->shm->cfg, d->ops->act, b);
+	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
+		if (!(b[i].data = d->ops->alloc(d->dev, td_buffer_bytes(b[i]), err)))
+			return td_error_prefix(err, "drafter: buffers of %d slots (lower engine.slots or engine.chunk)", d->n_slots);
+	d->fused = b[TD_DB_FUSED];
+	d->context_row = b[TD_DB_CONTEXT_ROW];
+	d->kv_row = b[TD_DB_KV_ROW];
+	d->x = b[TD_DB_X];
+	d->norm = b[TD_DB_NORM];
+	d->wide = b[TD_DB_WIDE];
+	d->mixed = b[TD_DB_MIXED];
+	d->gate_up = b[TD_DB_GATE_UP];
+	d->inner = b[TD_DB_INNER];
+	d->tail = b[TD_DB_TAIL];
+	d->tail_norm = b[TD_DB_TAIL_NORM];
+	d->logits = b[TD_DB_LOGITS];
+	d->table = b[TD_DB_TABLE].data;
+	d->ids = b[TD_DB_IDS].data;
+	d->sampling = b[TD_DB_SAMPLING].data;
 	return 0;
 }
 
@@ -53,10 +54,7 @@ static int take_cache(struct td_drafter *d, struct td_error *err)
 
 	d->kv = calloc((size_t)layers, sizeof(*d->kv));
 	d->cache = d->ops->alloc(d->dev, layer * (size_t)layers, err);
-	d->table = d->ops->alloc(d->dev, sizeof(*table) * (size_t)n, err);
-	d->ids = d->ops->alloc(d->dev, sizeof(int32_t) * (size_t)d->block_rows, err);
-	d->sampling = d->ops->alloc(d->dev, sizeof(*d->sampling) * (size_t)d->n_slots, err);
-	if (!table || !d->kv || !d->cache || !d->table || !d->ids || !d->sampling) {
+	if (!table || !d->kv || !d->cache) {
 		free(table);
 		return td_error_set(err, TD_E_NOMEM, "drafter: no memory for the cache of %d slots (%zu bytes): lower engine.slots or engine.context", d->n_slots,
 				    layer * (size_t)layers);
@@ -89,7 +87,7 @@ int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **
 	d->rows_max = opt->shm->cfg.feature_rows;
 	d->block_rows = d->n_slots * TD_BLOCK_MAX;
 	d->epoch = atomic_load(&opt->shm->epoch);
-	if ((rc = take_cache(d, err)) || (rc = take_activations(d, err))) {
+	if ((rc = take_buffers(d, err)) || (rc = take_cache(d, err))) {
 		td_drafter_destroy(d);
 		return rc;
 	}
@@ -101,14 +99,8 @@ void td_drafter_destroy(struct td_drafter *d)
 {
 	if (!d)
 		return;
-	struct td_tensor *tensor[] = {&d->fused, &d->context_row, &d->kv_row, &d->x, &d->norm, &d->wide, &d->mixed, &d->gate_up, &d->inner, &d->tail,
-				      &d->tail_norm, &d->logits};
-
-	for (size_t i = 0; i < sizeof(tensor) / sizeof(*tensor); i++)
-		d->ops->free(d->dev, tensor[i]->data);
-	d->ops->free(d->dev, d->sampling);
-	d->ops->free(d->dev, d->ids);
-	d->ops->free(d->dev, d->table);
+	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
+		d->ops->free(d->dev, d->buffer[i].data);
 	d->ops->free(d->dev, d->cache);
 	free(d->kv);
 	free(d);

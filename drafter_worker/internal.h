@@ -5,6 +5,7 @@
 #define TD_DRAFTER_INTERNAL_H
 
 #include "drafter_worker/drafter.h"
+#include "engine/memplan.h"
 
 struct td__context {
 	uint64_t request; /* whose context lies in the slot; 0 = nobody's */
@@ -21,6 +22,7 @@ struct td_drafter {
 	int n_slots, rows_max, block_rows;
 	struct td__context context[TD_SLOTS_MAX];
 
+	struct td_tensor buffer[TD_DRAFTER_BUFFERS]; /* owns what the fields below name, cache and kv excepted */
 	int32_t *table; /* device (slots, pages): slot s owns pages s*pages.. for good */
 	struct td_kv *kv; /* per layer */
 	void *cache;

@@ -12,6 +12,7 @@
 static struct td_drafter_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
 {
 	struct td_drafter_weights *weights = NULL;
+	struct td_memplan_worker plan;
 	struct td_arena kept;
 	struct td_load how = {.expand = w->cfg->expand, .progress = td_worker_progress, .ctx = w};
 	struct td_error err;
@@ -20,6 +21,9 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 		td_worker_fail(w, &err);
 	*imported = td_worker_kept(w, fingerprint, &kept);
 	how.kept = *imported ? &kept : NULL;
+	if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &plan, &err))
+		td_worker_fail(w, &err);
+	td_worker_fits(w, &plan, *imported);
 	td_fault_spot("drafter.load");
 	if (td_drafter_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
 		td_worker_fail(w, &err);

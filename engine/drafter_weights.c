@@ -72,6 +72,22 @@ int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const 
 	return 0;
 }
 
+int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
+{
+	struct td__loader l = { .ops = ops, .dir = dir, .how = { .expand = expand }, .err = err };
+	struct td_drafter_weights *w = calloc(1, sizeof(*w));
+	int rc;
+
+	if (!w)
+		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
+	l.quant = &w->cfg.quant;
+	rc = td_drafter_config_load(dir, &w->cfg, err);
+	if (!rc)
+		rc = td__load_plan(&l, build, w, bytes);
+	free(w);
+	return rc;
+}
+
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w)
 {
 	if (!w)

@@ -538,16 +538,30 @@ static void run_pass(struct td__loader *l, enum td__pass pass, td__build *build,
 	build(l, weights);
 }
 
+static size_t plan(struct td__loader *l, td__build *build, void *weights)
+{
+	run_pass(l, TD__PLAN, build, weights, 0);
+	check_unused(l);
+	return (l->at + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+}
+
+int td__load_plan(struct td__loader *l, td__build *build, void *weights, size_t *bytes)
+{
+	l->rc = td_st_open(l->dir, &l->st, l->err);
+	if (!l->rc)
+		*bytes = plan(l, build, weights);
+	td_st_close(l->st);
+	l->st = NULL;
+	return l->rc;
+}
+
 static int run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena)
 {
 	struct td_arena *kept = l->how.kept;
-	size_t size;
+	size_t size = plan(l, build, weights);
 
-	run_pass(l, TD__PLAN, build, weights, 0);
-	check_unused(l);
 	if (l->rc)
 		return l->rc;
-	size = (l->at + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
 	if (kept && kept->size != size)
 		return td__load_fail(l, TD_E_MISMATCH, "the kept arena has %zu bytes, these weights need %zu", kept->size, size);
 	if (kept) {

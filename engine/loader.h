@@ -43,6 +43,8 @@ typedef void td__build(struct td__loader *l, void *weights);
 /* Opens the checkpoint, writes its fingerprint, runs both passes. `arena` receives the new arena, or *how.kept, which is zeroed then; on failure
  * *how.kept stays the caller's. `build` sets l->prefix first. */
 int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256]);
+/* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
+int td__load_plan(struct td__loader *l, td__build *build, void *weights, size_t *bytes);
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
 
 int td__load_fail(struct td__loader *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));

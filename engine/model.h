@@ -143,6 +143,9 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 			   char fingerprint[256], struct td_error *err);
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **w,
 			    char fingerprint[256], struct td_error *err);
+/* Bytes of the arena that load would make, from the files' headers. Of `ops` only name and pack_bytes are used. */
+int td_target_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
+int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
 /* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: what a kept arena must match before it is imported. */

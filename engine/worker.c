@@ -234,6 +234,18 @@ int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena
 	return !rc;
 }
 
+void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported)
+{
+	struct td_memplan_worker rest = *plan;
+	uint64_t free_bytes, total_bytes;
+	struct td_error err;
+
+	if (imported)
+		rest.weights = 0;
+	if (w->ops->memory(w->dev, &free_bytes, &total_bytes, &err) || td_memplan_check(w->name, &rest, w->cfg->expand, free_bytes, total_bytes, &err))
+		td_worker_fail(w, &err);
+}
+
 static void share(const struct td_arena *arena, const void *data, int kind, int in, int out, int group, Tandem__Worker__SharedLinear *s)
 {
 	tandem__worker__shared_linear__init(s);

@@ -12,6 +12,7 @@
 #include <stdatomic.h>
 
 #include "engine/control.h"
+#include "engine/memplan.h"
 #include "engine/model.h"
 #include "engine/shm.h"
 
@@ -42,6 +43,9 @@ _Noreturn void td_worker_fail(struct td_worker *w, const struct td_error *err);
 void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
 /* A predecessor's arena of weights, if its fingerprint and checksums say that it is intact: 1 and *kept filled (the caller's load takes it), else 0. */
 int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena *kept);
+/* Before anything is allocated: fails with what to lower when the worker's part of the plan is larger than what the device has free. Weights that were
+ * imported are there already. */
+void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported);
 /* Offers the arena to tandemd. embed and head may be NULL. */
 void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
 /* Ready, and starts the control thread. */

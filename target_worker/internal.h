@@ -4,6 +4,7 @@
 #ifndef TD_TARGET_INTERNAL_H
 #define TD_TARGET_INTERNAL_H
 
+#include "engine/memplan.h"
 #include "target_worker/target.h"
 
 enum td__phase {
@@ -51,6 +52,7 @@ struct td_target {
 	struct td_gdn_state *gdn; /* per layer */
 	void *cache; /* the one allocation behind kv and gdn */
 
+	struct td_tensor buffer[TD_TARGET_BUFFERS]; /* owns what the fields below name */
 	int32_t *ids; /* device (max of rows_max, context): of a step, or of a prompt to be counted */
 	struct td_tensor x, norm, wide, ba, mixed, gate_up, inner; /* activations, (rows_max, ...) */
 	struct td_tensor picked, picked_norm, logits; /* (block_rows, ...) */

@@ -11,6 +11,7 @@
 static struct td_target_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
 {
 	struct td_target_weights *weights = NULL;
+	struct td_memplan_worker plan;
 	struct td_arena kept;
 	struct td_load how = {.expand = w->cfg->expand, .progress = td_worker_progress, .ctx = w};
 	struct td_error err;
@@ -19,6 +20,9 @@ static struct td_target_weights *load(struct td_worker *w, int *imported, char f
 		td_worker_fail(w, &err);
 	*imported = td_worker_kept(w, fingerprint, &kept);
 	how.kept = *imported ? &kept : NULL;
+	if (td_memplan_target(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, (int)w->cfg->kv_pages, &plan, &err))
+		td_worker_fail(w, &err);
+	td_worker_fits(w, &plan, *imported);
 	td_fault_spot("target.load");
 	if (td_target_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
 		td_worker_fail(w, &err);

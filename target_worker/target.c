@@ -12,65 +12,36 @@
 
 /* ---- memory ------------------------------------------------------------------------------------------------------------------------- */
 
-/* Bytes of the cache, and its layout when base is not NULL. One allocation: per layer either k and v pages or recurrent state. */
-static size_t cache_layout(const struct td_target_options *o, char *base, struct td_kv *kv, struct td_gdn_state *gdn)
+size_t td_target_cache_bytes(const struct td_target_options *o)
 {
-	const struct td_target_config *c = &o->weights->cfg;
-	size_t act = td_dtype_size(o->ops->act), slots = (size_t)o->shm->cfg.slots, used = 0;
-	size_t channels = 2 * (size_t)c->k_heads * (size_t)c->k_dim + (size_t)c->v_heads * (size_t)c->v_dim;
-	size_t page = (size_t)c->kv_heads * TD_PAGE * (size_t)c->head_dim * act;
+	struct td_cache_bytes b = td_target_cache_layout(&o->weights->cfg, &o->shm->cfg, o->kv_pages, o->ops->act, NULL, NULL, NULL);
 
-#define PLACE(field, bytes) \
-	do { \
-		if (base) \
-			(field) = (void *)(base + used); \
-		used += ((bytes) + 255) & ~(size_t)255; \
-	} while (0)
-	for (int i = 0; i < c->layers; i++) {
-		if (c->full_attention[i]) {
-			PLACE(kv[i].k, page * (size_t)o->kv_pages);
-			PLACE(kv[i].v, page * (size_t)o->kv_pages);
-		} else {
-			PLACE(gdn[i].s, slots * (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float));
-			PLACE(gdn[i].tail, slots * TD_CONV_TAIL * channels * act);
-			PLACE(gdn[i].ring_m, slots * TD_BLOCK_MAX * channels * act);
-			PLACE(gdn[i].ring_ba, slots * TD_BLOCK_MAX * 2 * (size_t)c->v_heads * sizeof(float));
-		}
-	}
-#undef PLACE
-	return used;
+	return b.kv + b.state;
 }
 
-size_t td_target_cache_bytes(const struct td_target_options *opt)
+/* Every buffer comes from the table of engine/memplan.h: what is not there is not planned for. */
+static int take_buffers(struct td_target *t, struct td_error *err)
 {
-	return cache_layout(opt, NULL, NULL, NULL);
-}
+	struct td_tensor *b = t->buffer;
 
-static int take(struct td_target *t, struct td_tensor *out, enum td_dtype dtype, int rows, int cols, struct td_error *err)
-{
-	*out = (struct td_tensor){NULL, dtype, rows, cols, cols};
-	out->data = t->ops->alloc(t->dev, (size_t)rows * (size_t)cols * td_dtype_size(dtype), err);
-	return out->data ? 0 : TD_E_NOMEM;
-}
-
-static int max(int a, int b)
-{
-	return a > b ? a : b;
-}
-
-static int take_activations(struct td_target *t, struct td_error *err)
-{
-	const struct td_target_config *c = &t->w->cfg;
-	enum td_dtype act = t->ops->act;
-	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, v = c->v_heads * c->v_dim, rows = t->rows_max;
-	int wide = max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v);
-
-	if (take(t, &t->x, act, rows, c->hidden, err) || take(t, &t->norm, act, rows, c->hidden, err) || take(t, &t->wide, act, rows, wide, err) ||
-	    take(t, &t->ba, TD_F32, rows, 2 * c->v_heads, err) || take(t, &t->mixed, act, rows, max(q, v), err) ||
-	    take(t, &t->gate_up, act, rows, 2 * c->intermediate, err) || take(t, &t->inner, act, rows, c->intermediate, err) ||
-	    take(t, &t->picked, act, t->block_rows, c->hidden, err) || take(t, &t->picked_norm, act, t->block_rows, c->hidden, err) ||
-	    take(t, &t->logits, TD_F32, t->block_rows, c->vocab, err))
-		return TD_E_NOMEM;
+	td_target_buffers(&t->w->cfg, &t->shm->cfg, t->ops->act, b);
+	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
+		if (!(b[i].data = t->ops->alloc(t->dev, td_buffer_bytes(b[i]), err)))
+			return td_error_prefix(err, "target: buffers of %d slots (lower engine.slots or engine.chunk)", t->n_slots);
+	t->x = b[TD_TB_X];
+	t->norm = b[TD_TB_NORM];
+	t->wide = b[TD_TB_WIDE];
+	t->ba = b[TD_TB_BA];
+	t->mixed = b[TD_TB_MIXED];
+	t->gate_up = b[TD_TB_GATE_UP];
+	t->inner = b[TD_TB_INNER];
+	t->picked = b[TD_TB_PICKED];
+	t->picked_norm = b[TD_TB_PICKED_NORM];
+	t->logits = b[TD_TB_LOGITS];
+	t->table = b[TD_TB_TABLE].data;
+	t->ids = b[TD_TB_IDS].data;
+	t->verdict = b[TD_TB_VERDICT].data;
+	t->sampling = b[TD_TB_SAMPLING].data;
 	return 0;
 }
 
@@ -86,13 +57,9 @@ static int take_cache(struct td_target *t, struct td_error *err)
 	if (!t->kv || !t->gdn || !t->pages || !t->verdict_host || !t->ids_host)
 		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
 	t->cache = t->ops->alloc(t->dev, td_target_cache_bytes(&t->o), err);
-	t->table = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)t->n_slots * (size_t)t->max_pages, err);
-	t->ids = t->ops->alloc(t->dev, sizeof(int32_t) * (size_t)max(t->rows_max, t->shm->cfg.context), err);
-	t->verdict = t->ops->alloc(t->dev, sizeof(*t->verdict) * (size_t)t->n_slots, err);
-	t->sampling = t->ops->alloc(t->dev, sizeof(*t->sampling) * (size_t)t->n_slots, err);
-	if (!t->cache || !t->table || !t->ids || !t->verdict || !t->sampling)
+	if (!t->cache)
 		return td_error_prefix(err, "target: KV cache of %d pages and state of %d slots (lower engine.slots or engine.context)", t->o.kv_pages, t->n_slots);
-	cache_layout(&t->o, t->cache, t->kv, t->gdn);
+	td_target_cache_layout(&t->w->cfg, &t->shm->cfg, t->o.kv_pages, t->ops->act, t->cache, t->kv, t->gdn);
 	for (int i = 0; i < layers; i++) {
 		t->kv[i].table = t->table;
 		t->kv[i].max_pages = t->max_pages;
@@ -115,9 +82,9 @@ int td_target_create(const struct td_target_options *opt, struct td_target **out
 	t->n_slots = opt->shm->cfg.slots;
 	t->max_pages = opt->shm->cfg.context / TD_PAGE;
 	t->block_rows = t->n_slots * TD_BLOCK_MAX;
-	t->rows_max = max(opt->shm->cfg.chunk, t->block_rows);
+	t->rows_max = opt->shm->cfg.chunk > t->block_rows ? opt->shm->cfg.chunk : t->block_rows;
 	t->epoch = atomic_load(&opt->shm->epoch);
-	if ((rc = take_cache(t, err)) || (rc = take_activations(t, err))) {
+	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err))) {
 		td_target_destroy(t);
 		return rc;
 	}
@@ -129,14 +96,8 @@ void td_target_destroy(struct td_target *t)
 {
 	if (!t)
 		return;
-	struct td_tensor *tensor[] = {&t->x, &t->norm, &t->wide, &t->ba, &t->mixed, &t->gate_up, &t->inner, &t->picked, &t->picked_norm, &t->logits};
-
-	for (size_t i = 0; i < sizeof(tensor) / sizeof(*tensor); i++)
-		t->ops->free(t->dev, tensor[i]->data);
-	t->ops->free(t->dev, t->sampling);
-	t->ops->free(t->dev, t->verdict);
-	t->ops->free(t->dev, t->ids);
-	t->ops->free(t->dev, t->table);
+	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
+		t->ops->free(t->dev, t->buffer[i].data);
 	t->ops->free(t->dev, t->cache);
 	free(t->ids_host);
 	free(t->verdict_host);

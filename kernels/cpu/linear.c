@@ -17,6 +17,7 @@
  * row range of a map is a map and a row is one stream.
  */
 #include "kernels/cpu/cpu.h"
+#include "kernels/pack.h"
 
 enum { OUT_TILE = 4, ROW_TILE = 3, PANEL = 32, ROW_GROUP = 48, K_STEP = 512, LANES = 8 };
 
@@ -43,16 +44,9 @@ static size_t row_bytes(enum td_weight_kind kind, int in, int group)
 	return kind == TD_W_BF16 ? (size_t)in * 2 : (size_t)in / 2 + (size_t)(in / group) * 2;
 }
 
-static int shape_ok(enum td_weight_kind kind, int out, int in, int group)
-{
-	if (out <= 0 || in <= 0)
-		return 0;
-	return kind == TD_W_BF16 || (kind == TD_W_INT4 && group >= 8 && group % 8 == 0 && in % group == 0);
-}
-
 size_t td__pack_bytes(enum td_weight_kind kind, int out, int in, int group)
 {
-	return shape_ok(kind, out, in, group) ? (size_t)out * row_bytes(kind, in, group) : 0;
+	return td_pack_bytes_cpu(kind, out, in, group);
 }
 
 int td__pack(struct td_dev *dev, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *err)
@@ -64,7 +58,7 @@ int td__pack(struct td_dev *dev, const struct td_linear *w, const struct td_line
 	(void)dev;
 	for (int i = 0; i < n_part; i++)
 		out += part[i].out;
-	if (!shape_ok(w->kind, w->out, w->in, w->group) || out != w->out)
+	if (!td__pack_bytes(w->kind, w->out, w->in, w->group) || out != w->out)
 		return td_error_set(err, TD_E_UNSUPPORTED, "a linear map of %d x %d, group %d, from %d rows can't be packed", w->out, w->in, w->group, out);
 	row = row_bytes(w->kind, w->in, w->group);
 	scales = row - words;

@@ -9,7 +9,7 @@
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"
 
-enum { STRIP = TD_PACK_STRIP };
+enum { STRIP = TD_PACK_STRIP, UNIT = TD_PACK_UNIT };
 static const size_t staging_bytes = (size_t)32 << 20, expanded_bytes = (size_t)32 << 20;
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------------------- */

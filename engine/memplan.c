@@ -1,0 +1,239 @@
+/*
+ * memplan.c: sizes of everything on the device (memplan.h): one table for each engine, sums over them, and the sentence when they don't fit.
+ *
+ * Owns nothing. What must never happen: an allocation of an engine that is not in its table, for then a plan that fits would fail in flight.
+ */
+#include "engine/memplan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/pack.h"
+
+/* Context, cuBLAS workspace, kernels' scratch, CUDA module. */
+#define CONTEXT_BYTES ((uint64_t)600 << 20)
+#define GIB ((double)(1 << 30))
+#define MIB ((double)(1 << 20))
+
+static int max(int a, int b)
+{
+	return a > b ? a : b;
+}
+
+static struct td_tensor shape(enum td_dtype dtype, int rows, size_t cols)
+{
+	return (struct td_tensor){ NULL, dtype, rows, (int)cols, (int)cols };
+}
+
+/* ---- buffers ------------------------------------------------------------------------------------------------------------------------------ */
+
+void td_target_buffers(const struct td_target_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_TARGET_BUFFERS])
+{
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, v = c->v_heads * c->v_dim;
+	int block = s->slots * TD_BLOCK_MAX, rows = max(s->chunk, block);
+
+	b[TD_TB_X] = b[TD_TB_NORM] = shape(act, rows, (size_t)c->hidden);
+	b[TD_TB_WIDE] = shape(act, rows, (size_t)max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v));
+	b[TD_TB_BA] = shape(TD_F32, rows, 2 * (size_t)c->v_heads);
+	b[TD_TB_MIXED] = shape(act, rows, (size_t)max(q, v));
+	b[TD_TB_GATE_UP] = shape(act, rows, 2 * (size_t)c->intermediate);
+	b[TD_TB_INNER] = shape(act, rows, (size_t)c->intermediate);
+	b[TD_TB_PICKED] = b[TD_TB_PICKED_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_TB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab);
+	b[TD_TB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
+	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
+	b[TD_TB_VERDICT] = shape(TD_U8, s->slots, sizeof(struct td_verdict));
+	b[TD_TB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
+}
+
+void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS])
+{
+	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, block = s->slots * TD_BLOCK_MAX, rows = s->feature_rows;
+
+	b[TD_DB_FUSED] = b[TD_DB_CONTEXT_ROW] = shape(act, rows, (size_t)c->hidden);
+	b[TD_DB_KV_ROW] = shape(act, rows, 2 * (size_t)kv);
+	b[TD_DB_X] = b[TD_DB_NORM] = b[TD_DB_TAIL] = b[TD_DB_TAIL_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_DB_WIDE] = shape(act, block, (size_t)(q + 2 * kv));
+	b[TD_DB_MIXED] = shape(act, block, (size_t)q);
+	b[TD_DB_GATE_UP] = shape(act, block, 2 * (size_t)c->intermediate);
+	b[TD_DB_INNER] = shape(act, block, (size_t)c->intermediate);
+	b[TD_DB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab); /* the head is the target's, of the same vocabulary (td_pair_check) */
+	b[TD_DB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
+	b[TD_DB_IDS] = shape(TD_I32, 1, (size_t)block);
+	b[TD_DB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
+}
+
+static uint64_t sum(const struct td_tensor *b, int n)
+{
+	uint64_t bytes = 0;
+
+	for (int i = 0; i < n; i++)
+		bytes += td_buffer_bytes(b[i]);
+	return bytes;
+}
+
+/* ---- caches ------------------------------------------------------------------------------------------------------------------------------- */
+
+struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, int kv_pages, enum td_dtype type, char *base,
+					     struct td_kv *kv, struct td_gdn_state *gdn)
+{
+	struct td_cache_bytes used = { 0 };
+	size_t act = td_dtype_size(type), slots = (size_t)s->slots;
+	size_t channels = 2 * (size_t)c->k_heads * (size_t)c->k_dim + (size_t)c->v_heads * (size_t)c->v_dim;
+	size_t page = (size_t)c->kv_heads * TD_PAGE * (size_t)c->head_dim * act;
+
+#define PLACE(part, field, bytes) \
+	do { \
+		if (base) \
+			(field) = (void *)(base + used.kv + used.state); \
+		used.part += ((bytes) + 255) & ~(size_t)255; \
+	} while (0)
+	for (int i = 0; i < c->layers; i++) {
+		if (c->full_attention[i]) {
+			PLACE(kv, kv[i].k, page * (size_t)kv_pages);
+			PLACE(kv, kv[i].v, page * (size_t)kv_pages);
+		} else {
+			PLACE(state, gdn[i].s, slots * (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float));
+			PLACE(state, gdn[i].tail, slots * TD_CONV_TAIL * channels * act);
+			PLACE(state, gdn[i].ring_m, slots * TD_BLOCK_MAX * channels * act);
+			PLACE(state, gdn[i].ring_ba, slots * TD_BLOCK_MAX * 2 * (size_t)c->v_heads * sizeof(float));
+		}
+	}
+#undef PLACE
+	return used;
+}
+
+size_t td_drafter_kv_bytes(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act)
+{
+	return (size_t)c->layers * 2 * (size_t)s->slots * (size_t)s->context * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
+}
+
+/* ---- the plan ----------------------------------------------------------------------------------------------------------------------------- */
+
+static void target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w)
+{
+	struct td_cache_bytes cache = td_target_cache_layout(c, s, kv_pages, act, NULL, NULL, NULL);
+	struct td_tensor b[TD_TARGET_BUFFERS];
+
+	td_target_buffers(c, s, act, b);
+	w->kv = cache.kv;
+	w->state = cache.state;
+	w->buffers = sum(b, TD_TARGET_BUFFERS);
+}
+
+static void drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w)
+{
+	struct td_tensor b[TD_DRAFTER_BUFFERS];
+
+	td_drafter_buffers(c, s, act, b);
+	w->kv = td_drafter_kv_bytes(c, s, act);
+	w->buffers = sum(b, TD_DRAFTER_BUFFERS);
+}
+
+int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w,
+		      struct td_error *err)
+{
+	struct td_target_config c;
+	size_t weights = 0;
+	int rc;
+
+	memset(w, 0, sizeof(*w));
+	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, expand, &weights, err)))
+		return rc;
+	w->weights = weights;
+	target_rest(&c, ops->act, s, kv_pages, w);
+	return 0;
+}
+
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, struct td_memplan_worker *w, struct td_error *err)
+{
+	struct td_drafter_config c;
+	size_t weights = 0;
+	int rc;
+
+	memset(w, 0, sizeof(*w));
+	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, expand, &weights, err)))
+		return rc;
+	w->weights = weights;
+	drafter_rest(&c, ops->act, s, w);
+	return 0;
+}
+
+static uint64_t worker_sum(const struct td_memplan_worker *w)
+{
+	return w->weights + w->kv + w->state + w->buffers;
+}
+
+static int whole(const struct td_memplan_of *of, const struct td_ops *ops, struct td_memplan *p, struct td_error *err)
+{
+	int rc = td_memplan_target(ops, of->target_dir, of->expand, &of->shm, of->kv_pages, &p->target, err);
+
+	if (!rc && of->drafter_dir)
+		rc = td_memplan_drafter(ops, of->drafter_dir, of->expand, &of->shm, &p->drafter, err);
+	if (rc)
+		return rc;
+	p->exchange = td_exchange_bytes(&of->shm, ops->act);
+	p->all = worker_sum(&p->target) + worker_sum(&p->drafter) + p->exchange;
+	return 0;
+}
+
+int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct td_error *err)
+{
+	int cuda = !strcmp(of->device, "cuda");
+	const struct td_ops ops = { .name = cuda ? "cuda" : "cpu", .act = cuda ? TD_BF16 : TD_F32, .pack_bytes = cuda ? td_pack_bytes_cuda : td_pack_bytes_cpu };
+	struct td_memplan_of more = *of;
+	struct td_memplan next = { 0 };
+	int rc;
+
+	memset(p, 0, sizeof(*p));
+	more.shm.slots++;
+	more.shm.feature_rows = max(more.shm.feature_rows, more.shm.slots * TD_BLOCK_MAX);
+	more.kv_pages += more.shm.context / TD_PAGE;
+	if ((rc = whole(of, &ops, p, err)) || (rc = whole(&more, &ops, &next, err)))
+		return rc;
+	p->per_slot = next.all - p->all;
+	if (cuda) {
+		p->target.context = CONTEXT_BYTES;
+		p->drafter.context = of->drafter_dir ? CONTEXT_BYTES : 0;
+		p->all += p->target.context + p->drafter.context;
+	}
+	return 0;
+}
+
+int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err)
+{
+	uint64_t need = worker_sum(w);
+
+	if (need <= free_bytes)
+		return 0;
+	return td_error_set(err, TD_E_NOMEM,
+			    "%s: needs %.2f GiB on the device (weights %.2f, KV cache %.2f, state %.2f, buffers %.2f), but %.2f of its %.2f GiB are free: %s", who,
+			    (double)need / GIB, (double)w->weights / GIB, (double)w->kv / GIB, (double)w->state / GIB, (double)w->buffers / GIB,
+			    (double)free_bytes / GIB, (double)total_bytes / GIB,
+			    w->weights <= free_bytes ? "lower engine.slots, engine.context or engine.kv_tokens" :
+			    expand ? "set model.weights = file, or take a smaller model" : "take a smaller model, or end other programs that use the device");
+}
+
+/* ---- text --------------------------------------------------------------------------------------------------------------------------------- */
+
+static void worker_text(const char *who, const struct td_memplan_worker *w, char *text)
+{
+	char state[48] = "", context[48] = "";
+
+	if (w->state)
+		snprintf(state, sizeof(state), ", state %.1f", (double)w->state / MIB);
+	if (w->context)
+		snprintf(context, sizeof(context), ", context about %.0f", (double)w->context / MIB);
+	snprintf(text, TD_MEMPLAN_TEXT, "%s: %.1f MiB (weights %.1f, KV cache %.1f%s, buffers %.1f%s)", who, (double)(worker_sum(w) + w->context) / MIB,
+		 (double)w->weights / MIB, (double)w->kv / MIB, state, (double)w->buffers / MIB, context);
+}
+
+void td_memplan_text(const struct td_memplan *p, char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT])
+{
+	worker_text("target", &p->target, line[0]);
+	line[1][0] = '\0';
+	if (p->drafter.weights)
+		worker_text("drafter", &p->drafter, line[1]);
+	snprintf(line[2], TD_MEMPLAN_TEXT, "in all: %.2f GiB, exchange region %.1f MiB included; one slot more would take %.1f MiB", (double)p->all / GIB,
+		 (double)p->exchange / MIB, (double)p->per_slot / MIB);
+}

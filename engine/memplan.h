@@ -1,0 +1,78 @@
+/*
+ * memplan.h: how much device memory a pair takes, known before any is taken.
+ *
+ * The sizes come from the configurations, the heads of the weight files and the settings; no tensor is read and no backend is needed. They are not
+ * estimates: weights are what the loader's first pass adds up, and both engines take their cache and buffers by the functions here, so what is
+ * planned and what is allocated are one thing. Only the CUDA context (with its workspace) is a measured constant.
+ */
+#ifndef TD_MEMPLAN_H
+#define TD_MEMPLAN_H
+
+#include "engine/model.h"
+#include "engine/shm.h"
+
+/* ---- what an engine allocates, weights left out --------------------------------------------------------------------------------------------- */
+
+enum td_target_buffer {
+	TD_TB_X, TD_TB_NORM, TD_TB_WIDE, TD_TB_BA, TD_TB_MIXED, TD_TB_GATE_UP, TD_TB_INNER, /* rows of a step */
+	TD_TB_PICKED, TD_TB_PICKED_NORM, TD_TB_LOGITS, /* rows that get logits */
+	TD_TB_TABLE, TD_TB_IDS, TD_TB_VERDICT, TD_TB_SAMPLING,
+	TD_TARGET_BUFFERS,
+};
+enum td_drafter_buffer {
+	TD_DB_FUSED, TD_DB_CONTEXT_ROW, TD_DB_KV_ROW, /* rows of features */
+	TD_DB_X, TD_DB_NORM, TD_DB_WIDE, TD_DB_MIXED, TD_DB_GATE_UP, TD_DB_INNER, TD_DB_TAIL, TD_DB_TAIL_NORM, TD_DB_LOGITS, /* rows of blocks */
+	TD_DB_TABLE, TD_DB_IDS, TD_DB_SAMPLING,
+	TD_DRAFTER_BUFFERS,
+};
+/* Shapes, data NULL; arrays of structs are counted in bytes (U8). */
+void td_target_buffers(const struct td_target_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_TARGET_BUFFERS]);
+void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS]);
+static inline size_t td_buffer_bytes(struct td_tensor b)
+{
+	return (size_t)b.rows * (size_t)b.cols * td_dtype_size(b.dtype);
+}
+
+struct td_cache_bytes {
+	size_t kv, state; /* one allocation of kv + state bytes */
+};
+/* Bytes, and with base not NULL the places inside: per layer either k and v pages or recurrent state. */
+struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, int kv_pages, enum td_dtype act, char *base,
+					     struct td_kv *kv, struct td_gdn_state *gdn);
+size_t td_drafter_kv_bytes(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act); /* a multiple of 2 * layers: k, v of each */
+
+/* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */
+
+struct td_memplan_worker {
+	uint64_t weights, kv, state, buffers;
+	uint64_t context; /* of the device, before any of the above: 0 on the CPU */
+};
+
+struct td_memplan {
+	struct td_memplan_worker target, drafter; /* drafter: zero when there is none */
+	uint64_t exchange, all;
+	uint64_t per_slot; /* what one slot more of this context would take */
+};
+
+/* What a plan is about. drafter_dir NULL: plain decoding. */
+struct td_memplan_of {
+	const char *target_dir, *drafter_dir;
+	const char *device; /* "cpu", "cuda" */
+	int expand; /* struct td_load */
+	struct td_shm_config shm;
+	int kv_pages;
+};
+int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct td_error *err);
+
+/* One worker's part, for its own backend. */
+int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w,
+		      struct td_error *err);
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, struct td_memplan_worker *w, struct td_error *err);
+/* TD_E_NOMEM with what to lower when the worker's part (its context is taken already) is larger than what is free. */
+int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err);
+
+/* For people: line 0 target, 1 drafter, 2 the whole; "" where there is nothing to say. */
+enum { TD_MEMPLAN_LINES = 3, TD_MEMPLAN_TEXT = 240 };
+void td_memplan_text(const struct td_memplan *p, char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT]);
+
+#endif
