@@ -39,7 +39,7 @@ echo "starting tandemd with the tiny model (33M parameters, INT4) on the ${DEVIC
 "$BIN/tandemd" --tandem.socket="$TANDEM_SOCKET" --tandem.runtime_dir="$T/run" --model.target="$MODELS/target-int4" \
 	--model.drafter="$MODELS/drafter-int4" --engine.device="$DEVICE" 2>"$T/log" &
 DAEMON=$!
-"$BIN/tandem" status --wait 60 >"$T/status" 2>"$T/status.err" || die "the daemon did not become ready: $(cat "$T/status.err")"
+"$BIN/tandem" status --wait 60 >"$T/status" 2>"$T/status.err" || die "the daemon did not become ready$(sed 's/^/: /;q' "$T/status.err")"
 
 ask() { # name, options...
 	name=$1
