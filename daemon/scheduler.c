@@ -13,7 +13,8 @@
 #include "daemon/daemon.h"
 #include "engine/log.h"
 
-enum { BARREN_MAX = 3 };
+/* Deaths that a request lives through without a token between. From ALONE on it runs alone, so that the cause is found and the others are cleared. */
+enum { BARREN_ALONE = 2, BARREN_MAX = 3 };
 
 int td_scheduler_used(const struct td_daemon *d)
 {
@@ -50,6 +51,15 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	memcpy(td_shm_ids(d->shm, slot), r->log.ids, (size_t)r->log.n * sizeof(int32_t));
 }
 
+/* 1 while a suspect waits for the slots to empty, or runs. */
+static int must_wait_alone(const struct td_daemon *d, const struct td_request *r)
+{
+	for (int i = 0; i < d->model.shm.slots; i++)
+		if (d->slot[i].busy && (r->barren >= BARREN_ALONE || (d->slot[i].request && d->slot[i].request->barren >= BARREN_ALONE)))
+			return 1;
+	return 0;
+}
+
 /* 1 when the head of the queue got a slot. Only the head is tried: the order of arrival is kept even when a smaller one would fit. */
 static int start_next(struct td_daemon *d)
 {
@@ -57,7 +67,7 @@ static int start_next(struct td_daemon *d)
 	int pages, slot = 0;
 	uint64_t now = td_now_us();
 
-	if (!r)
+	if (!r || must_wait_alone(d, r))
 		return 0;
 	pages = (r->max_total + TD_PAGE - 1) / TD_PAGE;
 	if (d->pages_used + pages > d->model.kv_pages)
@@ -145,7 +155,7 @@ void td_scheduler_reset(struct td_daemon *d)
 		r->queued_us = td_now_us();
 		td_queue_add(&d->queue, r);
 		if (++r->barren >= BARREN_MAX)
-			td_request_fail(d, r, TD_E_WORKER, "a worker died %d times in a row while this request ran, without a token between; it may be the cause",
+			td_request_fail(d, r, TD_E_WORKER, "a worker died %d times in a row while this request ran, the last time alone, without a token between",
 					BARREN_MAX);
 	}
 	d->pages_used = 0;

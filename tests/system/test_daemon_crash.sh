@@ -150,15 +150,22 @@ restarts 'restarts_drafter=1' "arena not taken over"
 restarts 'imported_target=0' "arena not taken over"
 stop
 
-# ---- a request that kills its worker each time is given up, and is named
-FAKE_TARGET=step_us=1000,crash_at=1
+# ---- a request that kills its worker each time is found out and given up; those beside it go on
+FAKE_TARGET=step_us=1000,poison=999
 start $START
 raw <<'END'
+timeout 30000
 connect 0
 hello
 expect "welcome"
-gen tag=1 ids=300 max_tokens=100
-until "tag=1 error code=worker_failed text=a worker died 3 times in a row while this request ran"
+gen tag=1 ids=300,301 max_tokens=50 draft_tokens=0
+gen tag=2 ids=999,300 max_tokens=50
+gen tag=3 ids=302,303 max_tokens=50
+until "tag=2 error code=worker_failed text=a worker died 3 times in a row while this request ran, the last time alone"
+until "tag=3 finish reason=2 stop=- prompt=2 output=50"
+total tag=1
+total tag=3
 END
+[ "$(totals | grep -c ' n=50 gap=0 ')" = 2 ] || fail "the others suffered: $(totals)"
 stop
 echo "the same answers whatever happens to the workers"

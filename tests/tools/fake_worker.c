@@ -10,6 +10,7 @@
  *   exit          ends at once                               fail=CODE      Failure instead of Ready
  *   hang          never says Hello                           hang_load      never gets Ready
  *   crash_at=N    aborts at its N-th step                    hang_at=N      stops at its N-th step
+ *   poison=ID     aborts at a step with a prompt that begins with this id
  *   bad=WHAT      from the 3rd commit on: slot, epoch, run, count, position, token, missing, kind, done, refuse, head (of the ring)
  *   version=N     in Hello                                   forget         does not take over the arena
  *   once=FILE     all of this only for the process that creates FILE
@@ -472,8 +473,11 @@ static int target_step(void)
 	rec->epoch = w.epoch;
 	rec->number = w.step;
 	rec->n_entries = rec->n_rows = 0;
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < n; i++) {
+		if (number("poison", -1) == td_shm_ids(w.shm, active[i])[0])
+			abort();
 		step_of_slot(active[i], rec);
+	}
 	if (present) {
 		atomic_store(&w.shm->target.value, td_step_value(w.epoch, w.step));
 		td_bell_ring(&w.shm->bell_drafter);
