@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bf16.h"
+
 enum { ALIGN = 256, ARENA_ALIGN = 2 << 20, UPLOAD_CHUNK = 64 << 20, NAME_MAX_BYTES = 256 };
 
 /* A module as found in the checkpoint. */
@@ -342,14 +344,6 @@ static void find_module(struct td__loader *l, const char *name, int out, int in,
 	}
 }
 
-static uint16_t to_bf16(float f)
-{
-	uint32_t u;
-
-	memcpy(&u, &f, sizeof(u));
-	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
 /* The values of a packed module as BF16 (qwen35 4.3: (code - 8) * scale; the product is exact in float32), malloc'd. Replaces `codes`. */
 static const void *expanded(struct td__loader *l, const struct found *f, const uint32_t *codes, const uint16_t *scale, void **copy)
 {
@@ -367,7 +361,7 @@ static const void *expanded(struct td__loader *l, const struct found *f, const u
 				float s;
 
 				memcpy(&s, &bits, sizeof(s));
-				of[c] = to_bf16((float)(c - 8) * s);
+				of[c] = td_bf16((float)(c - 8) * s);
 			}
 		for (int j = 0; j < 8; j++)
 			v[8 * i + (size_t)j] = of[codes[i] >> (4 * j) & 15];

@@ -19,6 +19,7 @@
 #include <sys/mman.h>
 #include <xxhash.h>
 
+#include "engine/bf16.h"
 #include "engine/config_read.h"
 
 #define PREFIX "synthetic:"
@@ -287,14 +288,6 @@ static uint64_t word(uint64_t key, size_t i)
 	return mix(key + i * 0x9e3779b97f4a7c15u);
 }
 
-static uint16_t bf16(float f)
-{
-	uint32_t u;
-
-	memcpy(&u, &f, sizeof(u));
-	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
 /* Uniform in [lo, hi): four values a word. */
 static void fill_bf16(uint64_t key, float lo, float hi, uint16_t *v, size_t n)
 {
@@ -304,7 +297,7 @@ static void fill_bf16(uint64_t key, float lo, float hi, uint16_t *v, size_t n)
 		uint64_t w = word(key, i);
 
 		for (int j = 0; j < 4; j++)
-			v[4 * i + (size_t)j] = bf16(lo + step * (float)(w >> (16 * j) & 0xffff));
+			v[4 * i + (size_t)j] = td_bf16(lo + step * (float)(w >> (16 * j) & 0xffff));
 	}
 }
 
@@ -336,7 +329,7 @@ static void fill_decay(const struct td__synthetic *s, const struct pool *p)
 		if (p->kind == A_LOG)
 			((float *)(void *)v)[i] = (float)log(a);
 		else
-			((uint16_t *)(void *)v)[i] = bf16((float)log(expm1(rate / a)));
+			((uint16_t *)(void *)v)[i] = td_bf16((float)log(expm1(rate / a)));
 	}
 }
 
