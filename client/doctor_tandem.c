@@ -175,7 +175,8 @@ static void check_weights(struct td_doctor *d, const char *name, const char *dir
 /* With tandemd's defaults, but for slots and context. */
 static void check_memory(struct td_doctor *d, const struct td_target_config *t, const struct td_drafter_config *c)
 {
-	int slots = d->slots, context = d->context ? d->context : (t->max_position < 4096 ? t->max_position : 4096) / TD_PAGE * TD_PAGE, rows = slots * TD_BLOCK_MAX;
+	int slots = d->slots, rows = slots * TD_BLOCK_MAX;
+	int context = d->context ? d->context : (t->max_position < 4096 ? t->max_position : 4096) / TD_PAGE * TD_PAGE;
 	struct td_memplan_of of = {.target_dir = d->model, .drafter_dir = d->drafter, .device = d->gpu ? "cuda" : "cpu", .kv_pages = slots * (context / TD_PAGE)};
 	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
 	struct td_memplan p;

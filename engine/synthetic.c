@@ -111,7 +111,8 @@ static int parse(const char *name, struct spec *s, struct td_error *err)
 	*s = (struct spec){ .group = 128 };
 	if (!parse_name(at, n, s))
 		return td_error_set(err, TD_E_NOT_FOUND,
-				    "%.100s: there is no such model; there are targets qwen3.5-0.8b, -2b, -4b, -9b, tiny and drafters dflash-0.8b, -2b, -4b, -9b, each also with -paper at its end, dflash-tiny", name);
+				    "%.100s: there is no such model; there are targets qwen3.5-0.8b, -2b, -4b, -9b, tiny and drafters dflash-0.8b, -2b, -4b, -9b, "
+				    "each also with -paper at its end, dflash-tiny", name);
 	for (at += n; *at; at += n) {
 		n = strcspn(++at, ":");
 		if (!parse_option(at, n, s))
