@@ -180,6 +180,14 @@ void td_child_ready(struct td_child *c)
 
 /* ---- time -------------------------------------------------------------------------------------------------------------------------- */
 
+/* A step of this epoch waits for the drafter. Of an older one none does: there the flags are poisoned, and a survivor may have set its own once more. */
+static int drafter_owes(const struct td_daemon *d)
+{
+	uint64_t target = atomic_load(&d->shm->target.value);
+
+	return target >> 32 == d->epoch && atomic_load(&d->shm->drafter.value) < target;
+}
+
 /* 1 when the worker has had work and has got nothing done for watchdog_s. */
 static int is_stalled(struct td_child *c, uint64_t now)
 {
@@ -192,7 +200,7 @@ static int is_stalled(struct td_child *c, uint64_t now)
 	if (is_target)
 		work |= atomic_load(&shm->to_target.head) != atomic_load(&shm->to_target.tail);
 	else
-		work |= atomic_load(&shm->drafter.value) < atomic_load(&shm->target.value);
+		work |= drafter_owes(c->d);
 	if (!work || progress != c->progress || c->progress_us == 0) {
 		c->progress = progress;
 		c->progress_us = now;
@@ -206,9 +214,8 @@ static void watchdog(struct td_daemon *d, uint64_t now)
 	int limit = d->cfg.watchdog_s;
 	int target = d->target.state == TD_CHILD_READY && !d->target.reset_wait && is_stalled(&d->target, now);
 	int drafter = d->drafter.state == TD_CHILD_READY && !d->drafter.reset_wait && is_stalled(&d->drafter, now);
-	int drafter_owes = d->drafter.state == TD_CHILD_READY && atomic_load(&d->shm->drafter.value) < atomic_load(&d->shm->target.value);
 
-	if (drafter && drafter_owes)
+	if (drafter && drafter_owes(d))
 		td_child_kill(&d->drafter, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
 	else if (target)
 		td_child_kill(&d->target, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);

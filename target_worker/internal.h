@@ -26,6 +26,7 @@ struct td__slot {
 	int k; /* drafts per step, 0 = plain */
 	int replay; /* rows of the last block that are final but not yet in the recurrent state */
 	uint32_t draft_step; /* the drafter's step that makes this slot's drafts; 0 = none asked */
+	int drafts; /* how many of them */
 	uint32_t commits; /* since START: index of the verdict area */
 	uint64_t commit_sequence[TD_VERDICTS]; /* ring sequence of the last commits */
 	uint64_t order; /* of arrival: prefill goes first come, first served */

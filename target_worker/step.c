@@ -73,19 +73,23 @@ static void plan_add(struct plan *p, int slot, int rows, int pos0, int replay, i
 		p->batch.max_ctx = pos0 + rows;
 }
 
-/* Tells the drafter of `rows` rows of sequence i that became final, and whether it shall draft after them. */
+/* Tells the drafter of `rows` rows of sequence i that became final, and whether it shall draft after them (fewer at the context's end, where a
+ * whole block has no positions left). */
 static void record_add(struct td_target *t, struct plan *p, int i, uint64_t request, int rows, int draft)
 {
 	const struct td_seq *seq = &p->seq[i];
+	int left = t->shm->cfg.context - (seq->pos0 + rows) - 1;
 
 	if (!p->record)
 		return;
+	if (draft > left)
+		draft = left;
 	p->record->entry[p->record->n_entries++] =
 		(struct td_step_entry){.request = request, .slot = seq->slot, .row0 = seq->row0, .rows = rows, .pos0 = seq->pos0, .draft = draft};
 	if (seq->row0 + rows > p->record->n_rows)
 		p->record->n_rows = seq->row0 + rows;
-	if (draft)
-		t->slot[seq->slot].draft_step = t->step;
+	t->slot[seq->slot].drafts = draft;
+	t->slot[seq->slot].draft_step = draft ? t->step : 0;
 }
 
 static void step_end(struct td_target *t, struct plan *p)
@@ -252,7 +256,7 @@ static void decode_plan(struct td_target *t, struct plan *p, int *refeed)
 		} else {
 			int room = s->max_total - s->total; /* tokens that may still be committed */
 
-			rows = 1 + (s->draft_step ? (s->k < room ? s->k : room) : 0);
+			rows = 1 + (s->drafts < room ? s->drafts : room);
 		}
 		refeed[p->batch.n_seq] = s->phase == TD__REFEED;
 		plan_add(p, i, rows, s->fed, s->replay, 0);
@@ -289,6 +293,7 @@ static void decode_progress(struct td_target *t, struct plan *p, int i, const st
 	int n;
 
 	s->draft_step = 0;
+	s->drafts = 0;
 	n = td__target_commit(t, seq->slot, v, seq->rows - 1, us);
 	if (s->phase == TD__FREE)
 		return;
