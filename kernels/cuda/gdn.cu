@@ -13,8 +13,8 @@
  * matrix products would be faster for prefill and round otherwise.) The read after the write is taken from the old state, which shortens the chain
  * from token to token by half: S' = a S + k d, so S'q = a Sq + d (k.q).
  *
- * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring. So these are overwritten by the last of them to finish,
- * which also applies the gated norm, since that needs whole heads. With more rows than a block of verification a second kernel does the norm.
+ * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring, so these are overwritten by the last of them to finish.
+ * The gated norm needs whole heads: the last block of a head applies it, or, with more rows than a block of verification, a second kernel.
  */
 #include "kernels/cuda/internal.cuh"
 
@@ -32,7 +32,7 @@ struct gdn_args {
 	int ld_out;
 	float *o; /* (R, v_heads * v_dim): before the norm */
 	int channels, norm_here;
-	unsigned *counter; /* (sequences, k_heads) */
+	unsigned *counter; /* (sequences, k_heads + v_heads) */
 };
 
 /* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. */
@@ -240,7 +240,7 @@ static __device__ void keep_pair(const struct gdn_args &p, const struct td_seq &
 /* What the last block of a key head does for all of them. */
 template <int KD> static __device__ void close_head(const struct gdn_args &p, const struct td_seq &s, int k_head)
 {
-	int group = p.w.v_heads / p.w.k_heads, head0 = k_head * group, wide = group * p.w.v_dim, warp = threadIdx.x / 32;
+	int group = p.w.v_heads / p.w.k_heads, head0 = k_head * group, wide = group * p.w.v_dim;
 
 	for (int c = threadIdx.x * 2; c < 2 * KD + wide; c += THREADS * 2)
 		keep_pair(p, s, c < KD ? k_head * KD + c : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
@@ -249,9 +249,6 @@ template <int KD> static __device__ void close_head(const struct gdn_args &p, co
 
 		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = read_ba(p, s.row0 + r, column);
 	}
-#pragma unroll 2
-	for (int i = warp; i < (p.norm_here ? s.rows * group : 0); i += WARPS)
-		gated_norm(p, s.row0 + i / group, head0 + i % group);
 }
 
 /* grid (v_heads * slices of COLS columns, sequences) */
@@ -297,7 +294,11 @@ template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(c
 					kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] = state[i];
 		}
 	}
-	if (last_to_arrive(p.counter + blockIdx.y * p.w.k_heads + k_head, group * slices))
+	if (p.norm_here && last_to_arrive(p.counter + blockIdx.y * (p.w.k_heads + p.w.v_heads) + p.w.k_heads + head, slices))
+#pragma unroll 4
+		for (int r = warp; r < s.rows; r += WARPS)
+			gated_norm(p, s.row0 + r, head);
+	if (last_to_arrive(p.counter + blockIdx.y * (p.w.k_heads + p.w.v_heads) + k_head, group * slices))
 		close_head<KD>(p, s, k_head);
 }
 
@@ -317,7 +318,7 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 	if (dev->error.code || td__cuda_type(dev, qkvz, TD_BF16, "gdn") || td__cuda_type(dev, out, TD_BF16, "gdn"))
 		return 0;
 	if (w->v_heads % w->k_heads || (w->k_dim != 128 && w->k_dim != 64) || qkvz.cols != p.channels + w->v_heads * w->v_dim || ba.cols != 2 * w->v_heads ||
-	    out.cols != w->v_heads * w->v_dim || b->n_seq * w->k_heads > TD_CUDA_COUNTERS) {
+	    out.cols != w->v_heads * w->v_dim || b->n_seq * (w->k_heads + w->v_heads) > TD_CUDA_COUNTERS) {
 		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: %d key and %d value heads of %d and %d with rows of %d, %d and %d; the GPU kernels have key dimensions 64 and 128",
 			      w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
 		return 0;

@@ -62,11 +62,10 @@ static inline int td__cuda_launched(struct td_dev *dev, const char *what)
 {
 	return td__cuda_check(dev, cudaGetLastError(), what);
 }
-/* Allows a kernel more shared memory than the default. */
+/* Allows a kernel this much dynamic shared memory; needed from a little below 48 KiB on, as its static words count too. */
 template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *kernel, size_t bytes)
 {
-	if (bytes > 48 << 10)
-		td__cuda_check(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "shared memory");
+	td__cuda_check(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "shared memory");
 }
 /* 0 when the tensor has this type; otherwise a sticky error that names the operation. */
 static inline int td__cuda_type(struct td_dev *dev, struct td_tensor t, enum td_dtype want, const char *what)
@@ -125,13 +124,15 @@ static inline __device__ int last_to_arrive(unsigned *counter, unsigned n)
 {
 	__shared__ int last;
 
-	__threadfence();
+	/* One thread releases and acquires for the block: the barriers hand that on to the others, and nobody else waits for a fence. */
 	__syncthreads();
-	if (threadIdx.x == 0)
-		last = atomicInc(counter, n - 1) == n - 1;
+	if (threadIdx.x == 0) {
+		unsigned before;
+
+		asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n - 1) : "memory");
+		last = before == n - 1;
+	}
 	__syncthreads();
-	if (last)
-		__threadfence();
 	return last;
 }
 

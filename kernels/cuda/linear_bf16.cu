@@ -8,40 +8,53 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { TILES = 2, SLOTS = 4, DEEP = WARPS >= 12 ? 4 : 5 }; /* slots: rows g, g + 8, g + 16, g + 24 of the strip; DEEP: stages for 16 rows */
+	enum { ROWS = 4, BYTES = ROWS * 512, DEEP = 4, WIDE = 2 }; /* a lane's pieces: rows g, g + 8, g + 16, g + 24; DEEP, WIDE: stages for up to 16 rows, for more */
 
-	static __device__ __forceinline__ void fetch(const struct linear_args &p, uint4 *stage, int l, int lane)
-	{
-		int strip = l / p.units, k = (l - strip * p.units) * UNIT + (lane & 3) * 8, o = strip * 32 + (lane >> 2), left = (p.in - k) * 2;
-		int bytes = left >= 16 ? 16 : left > 0 ? left : 0;
-		const bf16 *w = (const bf16 *)p.w + (size_t)o * p.in + (bytes ? k : 0);
+	struct lane {
+		const bf16 *w; /* row g of the block's first strip, column 8t */
+		int out, k; /* that row's number, column */
+		uint32_t at;
 
-#pragma unroll
-		for (int m = 0; m < SLOTS; m++) {
-			int there = o + m * 8 < p.out;
-
-			copy16(stage + m * 32, there ? w + (size_t)(m * 8) * p.in : (const bf16 *)p.w, there ? bytes : 0);
+		__device__ __forceinline__ lane(const struct linear_args &p, int strip0, int l)
+		{
+			out = strip0 * STRIP + (l >> 2);
+			k = (l & 3) * 8;
+			w = (const bf16 *)p.w + (size_t)out * p.in + k;
+			at = l * 16;
 		}
-	}
 
-	template <int NT> static __device__ __forceinline__ void multiply(const uint4 *stage, const uint4 *rows, float acc[TILES][NT][4])
-	{
-		uint4 w[SLOTS], x[NT];
+		__device__ __forceinline__ void fetch(const struct linear_args &p, uint32_t stage, const struct cursor &c, int u0)
+		{
+			int column = (u0 + c.u) * UNIT, left = (p.in - column - k) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+			const bf16 *from = w + (size_t)(c.strip * STRIP) * p.in + column;
 
 #pragma unroll
-		for (int m = 0; m < SLOTS; m++)
-			w[m] = stage[m * 32];
-#pragma unroll
-		for (int n = 0; n < NT; n++)
-			x[n] = rows[n * 32];
-#pragma unroll
-		for (int m = 0; m < TILES; m++)
-#pragma unroll
-			for (int n = 0; n < NT; n++) {
-				mma_bf16(acc[m][n], w[2 * m].x, w[2 * m + 1].x, w[2 * m].y, w[2 * m + 1].y, x[n].x, x[n].y);
-				mma_bf16(acc[m][n], w[2 * m].z, w[2 * m + 1].z, w[2 * m].w, w[2 * m + 1].w, x[n].z, x[n].w);
+			for (int m = 0; m < ROWS; m++) {
+				int there = bytes && out + c.strip * STRIP + m * 8 < p.out;
+
+				copy16_to(stage + m * 512 + at, there ? from + (size_t)(m * 8) * p.in : (const bf16 *)p.w, there ? bytes : 0);
 			}
-	}
+		}
+
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t stage, uint32_t rows, float acc[2][NT][4])
+		{
+			uint4 w4[ROWS], x[NT];
+
+#pragma unroll
+			for (int m = 0; m < ROWS; m++)
+				w4[m] = load16(stage + m * 512 + at);
+#pragma unroll
+			for (int n = 0; n < NT; n++)
+				x[n] = load16(rows + n * 512);
+#pragma unroll
+			for (int m = 0; m < 2; m++)
+#pragma unroll
+				for (int n = 0; n < NT; n++) {
+					mma_bf16(acc[m][n], w4[2 * m].x, w4[2 * m + 1].x, w4[2 * m].y, w4[2 * m + 1].y, x[n].x, x[n].y);
+					mma_bf16(acc[m][n], w4[2 * m].z, w4[2 * m + 1].z, w4[2 * m].w, w4[2 * m + 1].w, x[n].z, x[n].w);
+				}
+		}
+	};
 };
 
 /* One warp per output and row. */

@@ -1,19 +1,19 @@
 /*
  * linear_tile.cuh: the frame of both small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company.
  *
- * A weight format F says how many outputs a strip has (16 * F::TILES), how many 16-byte slots a lane's share of a unit takes (F::SLOTS), how to
- * fetch them and how to multiply them. A unit is 32 columns of a strip. All units of a map form one line, strip after strip, which is cut into equal
- * ranges, one per block and (where shared memory allows) one block per multiprocessor:
+ * A weight format F says how many bytes a unit takes (a unit: 32 outputs, a "strip", times 32 columns), how a lane fetches its share and how it
+ * multiplies. A block takes a rectangle of strips times units, chosen so that every multiprocessor has about the same number of units:
  *
- *	line	| strip 0: units 0 .. n-1 | strip 1: units 0 .. n-1 | strip 2 ...
- *	blocks	|--- block 0 ---|--- block 1 ---|--- block 2 ---|--- ...
+ *	columns		| slice 0: units 0 .. n-1 | slice 1 ...
+ *	strips 0 .. k-1	|       block (0, 0)      |  block (0, 1)
+ *	strips k .. 2k-1|       block (1, 0)      |  block (1, 1)
  *
- * So every multiprocessor streams the same number of bytes whatever the shape. In a block the warps take the units of the range in turn; each lane
- * streams its weights through its own ring of asynchronous copies, which nobody else reads: no barrier but at the end of a strip, where the warps'
- * sums are added, and the ring runs on across it. The activations that the range needs are in shared memory from the start, in fragment order.
- * A strip that several blocks share is finished by the last of them, from partial sums.
+ * Wide maps have one slice. Narrow ones (few strips, many columns) have several, and the last block of a row of the picture adds their sums.
+ * In a block the warps take the units in turn, strip after strip; each lane streams its weights through its own ring of asynchronous copies, which
+ * nobody else reads: no barrier but at the end of a strip, where the warps' sums are added, and the ring runs on across it. The activations of the
+ * slice stay in shared memory, in fragment order, and serve all strips of the block.
  *
- * Row invariance: an output is the sum over blocks of the sum over warps of the sum over units, each in one order that hangs on the weight's
+ * Row invariance: an output is the sum over slices of the sum over warps of the sum over units, each in one order that hangs on the weight's
  * shape and the GPU alone: the cut never looks at the number of rows.
  */
 #ifndef TD_CUDA_LINEAR_TILE_CUH
@@ -21,23 +21,20 @@
 
 #include "kernels/cuda/internal.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/pack.h"
 
-#ifndef TD_LINEAR_WARPS
-#define TD_LINEAR_WARPS 12
-#endif
-enum { UNIT = 32, WARPS = TD_LINEAR_WARPS, THREADS = WARPS * 32 };
+enum { UNIT = TD_PACK_UNIT, STRIP = TD_PACK_STRIP, WARPS = 12, THREADS = WARPS * 32, PITCH = STRIP + 4 };
 
 struct linear_args {
 	const void *w, *scale;
-	int in, out, units, strips;
-	uint64_t per_group; /* INT4: 2^32 / units of a group, rounded up */
-	int range; /* units of a block */
-	int slots; /* units of activations in shared memory: min(units, range) */
+	int in, out, units, strips; /* of the whole map */
+	int block_units, block_strips; /* of a block */
+	unsigned units_per_group, per_group; /* INT4; 2^32 / units_per_group, rounded up */
 	const bf16 *x; /* (rows, ldx) */
 	int ldx, rows;
 	void *y; /* (rows, ldy) */
 	int ldy, y_f32, accumulate;
-	float *partial; /* (row groups, blocks, 2, rows of a group, outputs of a strip): a block's first and last strip */
+	float *partial; /* (slices, rows, strips * STRIP) */
 	unsigned *counter;
 };
 
@@ -56,36 +53,47 @@ static __device__ __forceinline__ void put(const struct linear_args &p, int row,
 	}
 }
 
-/* The activations of the block's range to shared memory: x_sh (slots, NT, 32) x 16 bytes; lane (g, t) of a slot has columns 8t .. 8t+7 of row g. */
-template <int NT> static __device__ void fetch_rows(const struct linear_args &p, uint4 *x_sh, int first, int row0)
-{
-	for (int i = threadIdx.x; i < p.slots * NT * 32; i += THREADS) {
-		int lane = i & 31, n = i / 32 % NT, u = (first + i / (32 * NT)) % p.units, row = row0 + n * 8 + (lane >> 2), k = u * UNIT + (lane & 3) * 8;
-		int left = row < p.rows ? (p.in - k) * 2 : 0, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+/* A lane's place in the line of units that its warp takes. */
+struct cursor {
+	int strip, u; /* of the block */
+	unsigned l; /* of the map: strip * units + u */
+};
 
-		copy16(x_sh + i, p.x + (bytes ? (size_t)row * p.ldx + k : 0), bytes);
+static __device__ __forceinline__ void advance(struct cursor *c, int block_units, int units)
+{
+	c->u += WARPS;
+	c->l += WARPS;
+	while (c->u >= block_units) {
+		c->u -= block_units;
+		c->l += units - block_units;
+		c->strip++;
 	}
 }
 
-/* Where block b keeps its sums of a strip: 0 when the strip began before the block, 1 when it begins in it. */
-template <int COLS, int STRIP> static __device__ __forceinline__ float *partial_of(const struct linear_args &p, int b, int strip)
+/* This lane's activations of one unit to x_sh (units, NT, 32) x 16 bytes; x: column 8t of row g of the block; k: first column that the lane reads. */
+template <int NT> static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, const bf16 *x, int u, int k, int rows_left)
 {
-	return p.partial + (((size_t)blockIdx.z * gridDim.x + b) * 2 + (b * p.range <= strip * p.units)) * COLS * STRIP;
+	int left = (p.in - k) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+
+#pragma unroll
+	for (int j = 0; j < NT; j++) {
+		int there = bytes && j * 8 < rows_left;
+
+		copy16_to(x_sh + (u * NT + j) * 512, there ? x + (size_t)(j * 8) * p.ldx + k : p.x, there ? bytes : 0);
+	}
 }
 
-/* The sums of a strip: warps in order; if the strip is shared, then blocks in order, by the last of them. ROUND * 8 rows at a time. */
-template <class F, int NT, int ROUND> static __device__ void finish(const struct linear_args &p, float *sh, int row0, int strip, const float acc[F::TILES][NT][4])
+/* The sums of a strip, warps in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
+template <int NT, int ROUND> static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int strip, const float acc[2][NT][4])
 {
-	enum { STRIP = 16 * F::TILES, PITCH = STRIP + 4, COLS = NT * 8 };
 	int warp = threadIdx.x / 32, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, o0 = strip * STRIP;
-	int from = strip * p.units / p.range, to = ((strip + 1) * p.units - 1) / p.range; /* blocks that share it */
-	float *mine = sh + warp * (ROUND * 8 * PITCH), *partial = partial_of<COLS, STRIP>(p, blockIdx.x, strip);
+	float *mine = sh + warp * (ROUND * 8 * PITCH);
 
 #pragma unroll
 	for (int n0 = 0; n0 < NT; n0 += ROUND) {
 		__syncthreads();
 #pragma unroll
-		for (int m = 0; m < F::TILES; m++)
+		for (int m = 0; m < 2; m++)
 #pragma unroll
 			for (int n = 0; n < ROUND && n0 + n < NT; n++)
 #pragma unroll
@@ -101,110 +109,133 @@ template <class F, int NT, int ROUND> static __device__ void finish(const struct
 				v += sh[(k * ROUND * 8 + r) * PITCH + o];
 			if (row >= p.rows)
 				continue;
-			if (from != to)
-				partial[(n0 * 8 + r) * STRIP + o] = v;
+			if (gridDim.y > 1)
+				p.partial[((size_t)blockIdx.y * p.rows + row) * p.strips * STRIP + o0 + o] = v;
 			else if (o0 + o < p.out)
 				put(p, row, o0 + o, v);
 		}
 	}
-	if (from == to || !last_to_arrive(p.counter + blockIdx.z * p.strips + strip, to - from + 1))
-		return;
-	for (int i = threadIdx.x; i < COLS * STRIP; i += THREADS) {
-		int o = o0 + i % STRIP, row = row0 + i / STRIP;
+}
+
+/* By the last block of these strips: the slices in order. */
+template <int NT> static __device__ void add_slices(const struct linear_args &p, int row0, int strip0, int strips)
+{
+	int wide = p.strips * STRIP, outs = min(strips * STRIP, p.out - strip0 * STRIP), rows = min(NT * 8, p.rows - row0);
+	size_t step = (size_t)p.rows * wide;
+
+	for (int i = threadIdx.x; i < outs * rows; i += THREADS) {
+		int row = row0 + i / outs, o = strip0 * STRIP + i % outs;
+		const float *from = p.partial + (size_t)row * wide + o;
 		float v = 0;
 
-		if (row >= p.rows || o >= p.out)
-			continue;
-#pragma unroll 4
-		for (int b = from; b <= to; b++)
-			v += __ldcg(&partial_of<COLS, STRIP>(p, b, strip)[i]);
+#pragma unroll 8
+		for (unsigned k = 0; k < gridDim.y; k++)
+			v += __ldcg(from + k * step);
 		put(p, row, o, v);
 	}
 }
 
 template <class F, int NT, int STAGES> struct linear_shape {
 	static constexpr int round = NT == 2 ? 2 : 1; /* rows summed at once at the end of a strip, in eights: what fits beside the rest */
-	static constexpr size_t ring = (size_t)WARPS * STAGES * F::SLOTS * 512, sums = (size_t)WARPS * round * 8 * (16 * F::TILES + 4) * 4, slot = NT * 512;
+	static constexpr size_t ring = (size_t)WARPS * STAGES * F::BYTES, sums = (size_t)WARPS * round * 8 * PITCH * 4, unit = NT * 512;
 };
 
-/* grid (blocks, 1, groups of NT * 8 rows) */
+/*
+ * grid (groups of strips, slices, groups of NT * 8 rows). While the block is in its first strip each warp fetches the activations of its own units
+ * along with the weights; the barriers at the strip's end hand them to the other warps.
+ */
 template <class F, int NT, int STAGES> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
 {
-	extern __shared__ uint4 linear_sh[]; /* ring (WARPS, STAGES, SLOTS, 32), sums, activations (slots, NT, 32) */
-	enum { STAGE = F::SLOTS * 32, STEP = STAGE * STAGES };
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row0 = blockIdx.z * NT * 8;
-	int first = blockIdx.x * p.range, end = min(first + p.range, p.units * p.strips);
-	uint4 *ring = linear_sh + warp * STEP + lane, *x_sh = linear_sh + (linear_shape<F, NT, STAGES>::ring + linear_shape<F, NT, STAGES>::sums) / 16;
-	float *sums_sh = (float *)(linear_sh + linear_shape<F, NT, STAGES>::ring / 16);
-	int l = first + warp, ahead = l, slot = warp % p.slots, stage = 0, into = 0;
+	extern __shared__ __align__(16) char linear_sh[]; /* ring (WARPS, STAGES, BYTES), sums, activations (units, NT, 32) x 16 bytes */
+	typedef struct linear_shape<F, NT, STAGES> shape;
+	enum { RING = F::BYTES * STAGES };
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row0 = blockIdx.z * NT * 8, strip0 = blockIdx.x * p.block_strips, u0 = blockIdx.y * p.block_units;
+	int strips = min(p.block_strips, p.strips - strip0), units = min(p.block_units, p.units - u0), rows_left = p.rows - row0 - (lane >> 2);
+	float *sums_sh = (float *)(linear_sh + shape::ring);
+	uint32_t ring = shared_address(linear_sh) + warp * RING, x_sh = shared_address(linear_sh) + (uint32_t)(shape::ring + shape::sums) + lane * 16;
+	const bf16 *x = p.x + (size_t)(row0 + (lane >> 2)) * p.ldx;
+	int stage = 0, into = 0, column = u0 * UNIT + (lane & 3) * 8, u = warp;
+	struct cursor ahead = {-1, warp - WARPS + units, (unsigned)(strip0 - 1) * p.units + u0 + warp - WARPS + units};
+	typename F::lane weights(p, strip0, lane);
 
-	fetch_rows<NT>(p, x_sh, first, row0);
-	copy_commit();
-	for (int i = 0; i < STAGES - 1; i++, ahead += WARPS, into += STAGE) {
-		if (ahead < end)
-			F::fetch(p, ring + into, ahead, lane);
+	for (int i = 0; i < STAGES - 1; i++) {
+		advance(&ahead, units, p.units);
+		if (ahead.strip < strips)
+			weights.fetch(p, ring + into, ahead, u0);
+		if (ahead.strip == 0)
+			fetch_rows<NT>(p, x_sh, x, ahead.u, column + ahead.u * UNIT, rows_left);
 		copy_commit();
+		into += F::BYTES;
 	}
-	copy_wait<STAGES - 1>();
-	__syncthreads();
-	for (int strip = first / p.units; strip * p.units < end; strip++) {
-		int stop = min(end, (strip + 1) * p.units);
-		float acc[F::TILES][NT][4] = {};
+	for (int strip = 0; strip < strips; strip++, u -= units) {
+		float acc[2][NT][4] = {};
 
-		for (; l < stop; l += WARPS) {
+		for (; u < units; u += WARPS) {
 			copy_wait<STAGES - 2>();
-			if (ahead < end)
-				F::fetch(p, ring + into, ahead, lane);
+			advance(&ahead, units, p.units);
+			if (ahead.strip < strips)
+				weights.fetch(p, ring + into, ahead, u0);
+			if (ahead.strip == 0)
+				fetch_rows<NT>(p, x_sh, x, ahead.u, column + ahead.u * UNIT, rows_left);
 			copy_commit();
-			F::template multiply<NT>(ring + stage, x_sh + slot * (NT * 32) + lane, acc);
-			ahead += WARPS;
-			stage = stage == STEP - STAGE ? 0 : stage + STAGE;
-			into = into == STEP - STAGE ? 0 : into + STAGE;
-			slot += WARPS;
-			while (slot >= p.slots)
-				slot -= p.slots;
+			weights.template multiply<NT>(ring + stage, x_sh + u * (NT * 512), acc);
+			stage = stage == RING - F::BYTES ? 0 : stage + F::BYTES;
+			into = into == RING - F::BYTES ? 0 : into + F::BYTES;
 		}
-		finish<F, NT, linear_shape<F, NT, STAGES>::round>(p, sums_sh, row0, strip, acc);
+		finish<NT, shape::round>(p, sums_sh, row0, strip0 + strip, acc);
 	}
+	if (gridDim.y > 1 && last_to_arrive(p.counter + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y))
+		add_slices<NT>(p, row0, strip0, strips);
 }
 
-template <class F, int NT, int STAGES> static void launch(struct td_dev *dev, const struct linear_args &p, int blocks)
+template <class F, int NT, int STAGES> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	size_t shared = linear_shape<F, NT, STAGES>::ring + linear_shape<F, NT, STAGES>::sums + p.slots * linear_shape<F, NT, STAGES>::slot;
-	static size_t allowed; /* per kernel: the most it was given so far */
+	typedef struct linear_shape<F, NT, STAGES> shape;
+	size_t shared = shape::ring + shape::sums + p.block_units * shape::unit;
+	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
 		td__cuda_shared(dev, linear_kernel<F, NT, STAGES>, allowed = shared);
-	linear_kernel<F, NT, STAGES><<<dim3(blocks, 1, div_up(p.rows, NT * 8)), THREADS, shared, dev->stream>>>(p);
+	linear_kernel<F, NT, STAGES><<<dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, dev->stream>>>(p);
 	td__cuda_launched(dev, "linear");
 }
 
-/* Cuts the line of units: as many ranges as multiprocessors, or a multiple where the widest kernel's activations would not fit; at least a unit a warp. */
-template <class F> static int cut(const struct td_dev *dev, struct linear_args *p)
+/*
+ * The rectangle of a block: of all numbers of slices the one with the least work for the busiest multiprocessor, counted in units: its own, the end of
+ * each strip (about 6 units' time), and what sharing costs. A slice is no wider than what the kernel for the most rows can hold.
+ */
+template <class F> static void cut(const struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
-	int total = p->units * p->strips, most = (int)((dev->shared_max - linear_shape<F, 4, 2>::ring - linear_shape<F, 4, 2>::sums) / linear_shape<F, 4, 2>::slot);
-	int waves = 1;
+	typedef struct linear_shape<F, 4, F::WIDE> widest;
+	int most = (int)((dev->shared_max - widest::ring - widest::sums) / widest::unit), least = INT32_MAX;
 
-	do
-		p->range = div_up(total, dev->sms * waves++);
-	while (p->range > most && p->units > most);
-	p->range = p->range < WARPS ? WARPS : p->range;
-	p->slots = p->units < p->range ? p->units : p->range;
-	return div_up(total, p->range);
+	for (int s = div_up(p->units, most); s <= dev->sms && (s == div_up(p->units, most) || p->units / s >= WARPS); s++) {
+		int units = div_up(p->units, s), used = div_up(p->units, units), rows = dev->sms / used > 0 ? dev->sms / used : 1;
+		int strips = div_up(p->strips, rows), cost = strips * (units + 6) + (used > 1 ? 12 + used + strips * used / 4 : 0);
+
+		if (cost >= least)
+			continue;
+		least = cost;
+		p->block_units = units;
+		p->block_strips = strips;
+		*groups = div_up(p->strips, strips);
+		*slices = used;
+	}
 }
 
 template <class F> static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate, const void *scale)
 {
 	struct linear_args p;
-	int blocks, groups = div_up(x.rows, 32);
+	int groups = 1, slices = 1;
 
 	p.w = w->data;
 	p.scale = scale;
 	p.in = w->in;
 	p.out = w->out;
 	p.units = div_up(w->in, UNIT);
-	p.strips = div_up(w->out, 16 * F::TILES);
-	p.per_group = w->kind == TD_W_INT4 ? ((1ull << 32) + w->group / UNIT - 1) / (w->group / UNIT) : 0;
+	p.strips = div_up(w->out, STRIP);
+	p.units_per_group = w->kind == TD_W_INT4 ? w->group / UNIT : 1;
+	p.per_group = (unsigned)(((1ull << 32) + p.units_per_group - 1) / p.units_per_group);
 	p.x = (const bf16 *)x.data;
 	p.ldx = x.ld;
 	p.rows = x.rows;
@@ -213,18 +244,18 @@ template <class F> static void run(struct td_dev *dev, struct td_tensor x, const
 	p.y_f32 = y.dtype == TD_F32;
 	p.accumulate = accumulate;
 	p.counter = dev->counters;
-	blocks = cut<F>(dev, &p);
-	p.partial = (float *)td__cuda_scratch(dev, (size_t)groups * blocks * 2 * 32 * 16 * F::TILES * sizeof(float));
+	cut<F>(dev, &p, &groups, &slices);
+	p.partial = slices > 1 ? (float *)td__cuda_scratch(dev, (size_t)slices * x.rows * p.strips * STRIP * sizeof(float)) : NULL;
 	if (dev->error.code)
 		return;
 	if (x.rows <= 8)
-		launch<F, 1, 5>(dev, p, blocks);
+		launch<F, 1, F::DEEP>(dev, p, groups, slices);
 	else if (x.rows <= 16)
-		launch<F, 2, F::DEEP>(dev, p, blocks);
+		launch<F, 2, F::DEEP>(dev, p, groups, slices);
 	else if (x.rows <= 24)
-		launch<F, 3, 2>(dev, p, blocks);
+		launch<F, 3, F::WIDE>(dev, p, groups, slices);
 	else
-		launch<F, 4, 2>(dev, p, blocks);
+		launch<F, 4, F::WIDE>(dev, p, groups, slices);
 }
 
 #endif

@@ -22,9 +22,33 @@ static __device__ __forceinline__ uint32_t shared_address(const void *p)
 	return (uint32_t)__cvta_generic_to_shared(p);
 }
 /* 16 bytes from device to shared memory, asynchronously; only the first `bytes` are read, the rest becomes zero. */
+static __device__ __forceinline__ void copy16_to(uint32_t sh, const void *gl, int bytes = 16)
+{
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(sh), "l"(gl), "r"(bytes) : "memory");
+}
 static __device__ __forceinline__ void copy16(void *sh, const void *gl, int bytes = 16)
 {
-	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(sh)), "l"(gl), "r"(bytes) : "memory");
+	copy16_to(shared_address(sh), gl, bytes);
+}
+/* 8 bytes, kept in the L1 cache: for what neighbours read too. */
+static __device__ __forceinline__ void copy8_to(uint32_t sh, const void *gl)
+{
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(sh), "l"(gl) : "memory");
+}
+/* Loads from shared memory by its 32-bit address: the compiler would make a generic address anew each time. */
+static __device__ __forceinline__ uint4 load16(uint32_t sh)
+{
+	uint4 v;
+
+	asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(sh) : "memory");
+	return v;
+}
+static __device__ __forceinline__ uint2 load8(uint32_t sh)
+{
+	uint2 v;
+
+	asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(sh) : "memory");
+	return v;
 }
 static __device__ __forceinline__ void copy_commit()
 {
