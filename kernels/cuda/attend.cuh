@@ -120,7 +120,8 @@ static __global__ void rotate_kernel(const struct attend_args p, int n_seq, int 
 
 static inline void rotate(struct td_dev *dev, const struct attend_args &p, const struct td_batch *b, int heads)
 {
-	rotate_kernel<<<dim3(b->n_rows, div_up(heads + 2 * p.w.kv_heads, ROTATE_WARPS)), ROTATE_WARPS * 32, 0, dev->stream>>>(p, b->n_seq, b->n_rows, heads);
+	rotate_kernel<<<dim3(b->n_rows, div_up(heads + 2 * p.w.kv_heads, ROTATE_WARPS)), ROTATE_WARPS * 32, 0, dev->stream>>>(p, b->n_seq, b->n_rows,
+															      heads);
 	td__cuda_launched(dev, "norm and rotary");
 }
 
@@ -156,8 +157,8 @@ template <int D> static __device__ __forceinline__ bf16 *piece(bf16 *sh, int row
 }
 
 /* Where the keys or values from position `base` on begin: in the cache, or among the block's own. */
-template <bool DRAFT>
-static __device__ __forceinline__ const bf16 *tile_of(const struct attend_args &p, const struct td_seq &s, int in_block, int base, int head, const void *cache, const bf16 *own)
+template <bool DRAFT> static __device__ __forceinline__ const bf16 *tile_of(const struct attend_args &p, const struct td_seq &s, int in_block,
+									    int base, int head, const void *cache, const bf16 *own)
 {
 	if (DRAFT && in_block)
 		return own + ((size_t)s.row0 * p.w.kv_heads + head) * p.w.head_dim;
@@ -325,7 +326,8 @@ template <int D, bool DRAFT> static __global__ void merge_kernel(const struct at
 {
 	__shared__ float4 o_sh[4][D / 4];
 	__shared__ float sum_sh[4];
-	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, part = threadIdx.x / (D / 4), c = threadIdx.x % (D / 4);
+	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, part = threadIdx.x / (D / 4),
+	    c = threadIdx.x % (D / 4);
 	struct td_seq s = p.seq[item / p.groups];
 	int in_group = m / gqa, r = item % p.groups * p.rows_per_group + in_group, h = kv_head * gqa + m % gqa, first, end;
 	size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans;
@@ -377,7 +379,8 @@ template <int D, bool DRAFT> static __global__ void merge_kernel(const struct at
 /* Passes over the work items, as many at once as scratch memory for their partial results allows. */
 template <int D, bool DRAFT> static void attend(struct td_dev *dev, struct attend_args p, const struct td_batch *b)
 {
-	const size_t budget = (size_t)128 << 20, per_item = (size_t)p.w.kv_heads * PAIRS * p.spans * (D * 4 + 8), shared = (size_t)(PAIRS + 2 * TILE) * D * 2;
+	const size_t budget = (size_t)128 << 20, per_item = (size_t)p.w.kv_heads * PAIRS * p.spans * (D * 4 + 8),
+		     shared = (size_t)(PAIRS + 2 * TILE) * D * 2;
 	int items = b->n_seq * p.groups, step = (int)(budget / per_item), gqa = p.w.heads / p.w.kv_heads;
 
 	static int allowed; /* once per kernel */
@@ -404,16 +407,17 @@ static inline int attend_prepare(struct td_dev *dev, struct attend_args *p, cons
 	if (dev->error.code || b->n_seq == 0 || td__cuda_type(dev, x, TD_BF16, what))
 		return 0;
 	if (x.cols != cols || w->rotary_dim > w->head_dim || w->heads % w->kv_heads || gqa > PAIRS || w->head_dim > 256) {
-		td__cuda_fail(dev, TD_E_UNSUPPORTED, "%s: rows of %d columns, head_dim %d, rotary_dim %d, %d heads over %d do not fit", what, x.cols, w->head_dim, w->rotary_dim,
-			      w->heads, w->kv_heads);
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "%s: rows of %d columns, head_dim %d, rotary_dim %d, %d heads over %d do not fit", what, x.cols,
+			      w->head_dim, w->rotary_dim, w->heads, w->kv_heads);
 		return 0;
 	}
 	for (int i = 0; i < b->n_seq; i++) {
 		const struct td_seq *s = &b->seq[i];
 
-		if (s->pos0 < 0 || s->pos0 + s->rows > kv->max_pages * TD_PAGE || s->row0 < 0 || s->row0 + s->rows > x.rows || (draft && s->rows > TD_BLOCK_MAX)) {
-			td__cuda_fail(dev, TD_E_INTERNAL, "%s: positions %d to %d do not fit %d pages, or rows %d to %d the batch", what, s->pos0, s->pos0 + s->rows,
-				      kv->max_pages, s->row0, s->row0 + s->rows);
+		if (s->pos0 < 0 || s->pos0 + s->rows > kv->max_pages * TD_PAGE || s->row0 < 0 || s->row0 + s->rows > x.rows ||
+		    (draft && s->rows > TD_BLOCK_MAX)) {
+			td__cuda_fail(dev, TD_E_INTERNAL, "%s: positions %d to %d do not fit %d pages, or rows %d to %d the batch", what, s->pos0,
+				      s->pos0 + s->rows, kv->max_pages, s->row0, s->row0 + s->rows);
 			return 0;
 		}
 	}
@@ -432,7 +436,8 @@ static inline int attend_prepare(struct td_dev *dev, struct attend_args *p, cons
 /* Places q (and k, v of a block) and the partial results in scratch memory. */
 static inline int attend_place(struct td_dev *dev, struct attend_args *p, const struct td_batch *b, int draft)
 {
-	size_t dim = p->w.head_dim, q = align256((size_t)b->n_rows * p->w.heads * dim * 2), k = draft ? align256((size_t)b->n_rows * p->w.kv_heads * dim * 2) : 0;
+	size_t dim = p->w.head_dim, q = align256((size_t)b->n_rows * p->w.heads * dim * 2),
+	       k = draft ? align256((size_t)b->n_rows * p->w.kv_heads * dim * 2) : 0;
 	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * (dim * 4 + 8), budget = (size_t)128 << 20;
 	size_t items = (size_t)b->n_seq * p->groups, step = budget / per_item;
 	char *mem;

@@ -5,7 +5,8 @@
  */
 #include "kernels/cuda/attend.cuh"
 
-void td__cuda_attention(struct td_dev *dev, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b, struct td_tensor qkv, struct td_tensor out)
+void td__cuda_attention(struct td_dev *dev, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b, struct td_tensor qkv,
+			struct td_tensor out)
 {
 	struct attend_args p = {};
 

@@ -73,8 +73,8 @@ struct adjust {
 };
 
 /* Fills the lists; all threads of a block call it. */
-static __device__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra, int vocab, int *bias_id,
-				   float *bias, int *extra_sh)
+static __device__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra,
+				   int vocab, int *bias_id, float *bias, int *extra_sh)
 {
 	a->s = s;
 	a->counts = counts;
@@ -325,7 +325,8 @@ static __device__ int list_of(struct choose_shared *sh, const float *w, int n, f
  * Adjusted logits -> weights, in place; returns the pool's mass. Temperature is above 0; `top` is the best id and stays. `want`: the caller cuts to so
  * many of the best afterwards, 0 = it needs all that top_k and top_p leave.
  */
-static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top, int want, struct pool *pool)
+static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top, int want,
+				 struct pool *pool)
 {
 	float min_p = s->min_p > 1 ? 1 : s->min_p, temperature = s->temperature, most = 0;
 	int top_k = s->top_k > 0 && s->top_k < vocab ? s->top_k : 0, m = top_k ? top_k : want || s->top_p < 1 ? LIST_AIM : 0, n;

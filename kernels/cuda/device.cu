@@ -44,7 +44,8 @@ static int driver_error(struct td_error *err, CUresult r, const char *what)
 	const char *text = NULL;
 
 	cuGetErrorString(r, &text);
-	return td_error_set(err, r == CUDA_ERROR_OUT_OF_MEMORY ? TD_E_NOMEM : TD_E_DEVICE, "%s: %s", what, text ? text : "unknown error of the GPU driver");
+	return td_error_set(err, r == CUDA_ERROR_OUT_OF_MEMORY ? TD_E_NOMEM : TD_E_DEVICE, "%s: %s", what,
+			    text ? text : "unknown error of the GPU driver");
 }
 
 static int report(struct td_dev *dev, struct td_error *err)
@@ -70,14 +71,16 @@ static int find_device(const struct td_dev_options *opt, struct cudaDeviceProp *
 		return td_error_set(err, TD_E_INVALID, "GPU %d was asked for, but this machine has %d (numbered from 0)", opt->ordinal, n);
 	e = cudaGetDeviceProperties(p, opt->ordinal);
 	if (e == cudaSuccess && p->major < 8)
-		return td_error_set(err, TD_E_UNSUPPORTED, "GPU %d (%s) has compute capability %d.%d; 8.0 or later is needed", opt->ordinal, p->name, p->major, p->minor);
+		return td_error_set(err, TD_E_UNSUPPORTED, "GPU %d (%s) has compute capability %d.%d; 8.0 or later is needed", opt->ordinal, p->name,
+				    p->major, p->minor);
 	if (e == cudaSuccess)
 		e = cudaSetDevice(opt->ordinal);
 	if (e == cudaSuccess)
 		e = cudaFree(0); /* makes the context now, so that its failure is told here */
 	if (e != cudaSuccess)
 		return td_error_set(err, e == cudaErrorMemoryAllocation ? TD_E_NOMEM : TD_E_DEVICE,
-				    "GPU %d (%s) can't be opened: %s; another program may hold its memory, or it is in exclusive mode", opt->ordinal, p->name, cudaGetErrorString(e));
+				    "GPU %d (%s) can't be opened: %s; another program may hold its memory, or it is in exclusive mode", opt->ordinal,
+				    p->name, cudaGetErrorString(e));
 	return 0;
 }
 
@@ -153,7 +156,8 @@ int td__cuda_sync(struct td_dev *dev, struct td_error *err)
 {
 	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting for the GPU");
 	if (dev->fault->set)
-		td__cuda_fail(dev, TD_E_INVALID, "token id %d at place %d is outside the vocabulary of %d", dev->fault->id, dev->fault->at, dev->fault->limit);
+		td__cuda_fail(dev, TD_E_INVALID, "token id %d at place %d is outside the vocabulary of %d", dev->fault->id, dev->fault->at,
+			      dev->fault->limit);
 	return report(dev, err);
 }
 
@@ -192,8 +196,9 @@ void *td__cuda_alloc(struct td_dev *dev, size_t bytes, struct td_error *err)
 
 		cudaGetLastError();
 		cudaMemGetInfo(&left, &all);
-		td_error_set(err, e == cudaErrorMemoryAllocation ? TD_E_NOMEM : TD_E_DEVICE, "GPU %d: %zu MiB can't be had (%zu of %zu MiB are free): %s", dev->ordinal,
-			     bytes >> 20, left >> 20, all >> 20, cudaGetErrorString(e));
+		td_error_set(err, e == cudaErrorMemoryAllocation ? TD_E_NOMEM : TD_E_DEVICE,
+			     "GPU %d: %zu MiB can't be had (%zu of %zu MiB are free): %s", dev->ordinal, bytes >> 20, left >> 20, all >> 20,
+			     cudaGetErrorString(e));
 		return NULL;
 	}
 	td__cuda_zero(dev, p, bytes);
@@ -320,7 +325,8 @@ int td__cuda_arena_create(struct td_dev *dev, size_t size, struct td_arena *out,
 		size_t left = 0, all = 0;
 
 		cudaMemGetInfo(&left, &all);
-		snprintf(what, sizeof(what), "GPU %d: an arena of %zu MiB can't be had (%zu of %zu MiB are free)", dev->ordinal, rounded >> 20, left >> 20, all >> 20);
+		snprintf(what, sizeof(what), "GPU %d: an arena of %zu MiB can't be had (%zu of %zu MiB are free)", dev->ordinal, rounded >> 20,
+			 left >> 20, all >> 20);
 		return driver_error(err, r, what);
 	}
 	r = cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
@@ -350,7 +356,8 @@ int td__cuda_arena_import(struct td_dev *dev, int fd, size_t size, int read_only
 	if (!rc) {
 		CUresult r = cuMemImportFromShareableHandle(&handle, (void *)(uintptr_t)fd, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 
-		rc = r == CUDA_SUCCESS ? arena_map(dev, handle, rounded, read_only, &out->base, err) : driver_error(err, r, "importing an arena from its file descriptor");
+		rc = r == CUDA_SUCCESS ? arena_map(dev, handle, rounded, read_only, &out->base, err)
+				       : driver_error(err, r, "importing an arena from its file descriptor");
 	}
 	if (rc) {
 		close(fd);

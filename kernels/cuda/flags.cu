@@ -51,7 +51,8 @@ static CUdeviceptr flag_address(struct td_dev *dev, struct td_flag *flag)
 			td__cuda_fail(dev, TD_E_INTERNAL, "flags on more than %d pages of shared memory", TD_CUDA_PAGES);
 			return 0;
 		}
-		if (td__cuda_check(dev, cudaHostRegister(page, PAGE, cudaHostRegisterMapped | cudaHostRegisterPortable), "registering the page of a flag"))
+		if (td__cuda_check(dev, cudaHostRegister(page, PAGE, cudaHostRegisterMapped | cudaHostRegisterPortable),
+				   "registering the page of a flag"))
 			return 0;
 		if (td__cuda_check(dev, cudaHostGetDevicePointer(&at, page, 0), "mapping the page of a flag")) {
 			cudaHostUnregister(page);
@@ -85,7 +86,8 @@ void td__cuda_flag_set(struct td_dev *dev, struct td_flag *flag, uint64_t value,
 		const char *text = NULL;
 
 		cuGetErrorString(r, &text);
-		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: stream memory operations are needed for the workers' flags: %s", dev->ordinal, text ? text : "unknown error");
+		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: stream memory operations are needed for the workers' flags: %s", dev->ordinal,
+			      text ? text : "unknown error");
 		return;
 	}
 	td__cuda_check(dev, cudaLaunchHostFunc(dev->stream, ring, bell), "ringing the other worker's bell");

@@ -97,12 +97,14 @@ template <int KD> struct window {
 };
 
 /* This warp's share of n tokens from token t0 of the stream on. */
-template <int KD> static __device__ __forceinline__ void prepare(const struct gdn_args &p, const struct td_seq &s, struct window<KD> &x, const struct taps<KD> &w, int t0, int n,
-								 int head, int col0)
+template <int KD> static __device__ __forceinline__ void prepare(const struct gdn_args &p, const struct td_seq &s, struct window<KD> &x,
+								 const struct taps<KD> &w, int t0, int n, int head, int col0)
 {
 	enum { N = KD / 32, ROWS = TURN + TD_CONV_TAIL };
-	int lane = threadIdx.x & 31, first = threadIdx.x / 32 * TURN, k_head = head / (p.w.v_heads / p.w.k_heads), last = s.replay + s.rows + TD_CONV_TAIL - 1;
-	int q0 = k_head * KD + lane * N, k0 = q0 + p.w.k_heads * KD, v0 = 2 * p.w.k_heads * KD + head * p.w.v_dim + (col0 + lane < p.w.v_dim ? col0 + lane : 0);
+	int lane = threadIdx.x & 31, first = threadIdx.x / 32 * TURN, k_head = head / (p.w.v_heads / p.w.k_heads),
+	    last = s.replay + s.rows + TD_CONV_TAIL - 1;
+	int q0 = k_head * KD + lane * N, k0 = q0 + p.w.k_heads * KD,
+	    v0 = 2 * p.w.k_heads * KD + head * p.w.v_dim + (col0 + lane < p.w.v_dim ? col0 + lane : 0);
 	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
 	bf16 v[ROWS];
 
@@ -143,7 +145,8 @@ template <int KD> static __device__ __forceinline__ void prepare(const struct gd
 			x.q[t * KD + lane * N + c] = a[c] * qq;
 			x.k[t * KD + lane * N + c] = b[c] * kk;
 		}
-		x.v[t * COLS + lane] = conv(w.v, __bfloat162float(v[i]), __bfloat162float(v[i + 1]), __bfloat162float(v[i + 2]), __bfloat162float(v[i + 3]));
+		x.v[t * COLS + lane] =
+			conv(w.v, __bfloat162float(v[i]), __bfloat162float(v[i + 1]), __bfloat162float(v[i + 2]), __bfloat162float(v[i + 3]));
 		if (lane == 0)
 			x.kq[t] = kq;
 	}
@@ -243,7 +246,10 @@ template <int KD> static __device__ void close_head(const struct gdn_args &p, co
 	int group = p.w.v_heads / p.w.k_heads, head0 = k_head * group, wide = group * p.w.v_dim;
 
 	for (int c = threadIdx.x * 2; c < 2 * KD + wide; c += THREADS * 2)
-		keep_pair(p, s, c < KD ? k_head * KD + c : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
+		keep_pair(p, s,
+			  c < KD       ? k_head * KD + c
+			  : c < 2 * KD ? (p.w.k_heads + k_head) * KD + c - KD
+				       : 2 * p.w.k_heads * KD + k_head * wide + c - 2 * KD);
 	for (int i = threadIdx.x; !s.commit && i < s.rows * 2 * group; i += THREADS) {
 		int r = i / (2 * group), j = i % (2 * group), column = j < group ? head0 + j : p.w.v_heads + head0 + j - group;
 
@@ -257,7 +263,8 @@ template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(c
 	__shared__ __align__(16) struct window<KD> x;
 	struct td_seq s = p.seq[blockIdx.y];
 	int slices = div_up(p.w.v_dim, COLS), head = blockIdx.x / slices, col0 = blockIdx.x % slices * COLS, group = p.w.v_heads / p.w.k_heads;
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3, mine = warp * 8 + (lane & 7), col = col0 + mine, there = col < p.w.v_dim;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3, mine = warp * 8 + (lane & 7), col = col0 + mine,
+	    there = col < p.w.v_dim;
 	float *kept = p.st.s + ((size_t)s.slot * p.w.v_heads + head) * KD * p.w.v_dim + col;
 	float state[KD / 4];
 	int total = s.replay + s.rows, k_head = head / group;
@@ -311,20 +318,24 @@ static __global__ void norm_kernel(const struct gdn_args p)
 		gated_norm(p, blockIdx.x, head);
 }
 
-static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba, struct td_tensor out)
+static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba,
+		struct td_tensor out)
 {
 	const struct td_gdn *w = &p.w;
 
 	if (dev->error.code || td__cuda_type(dev, qkvz, TD_BF16, "gdn") || td__cuda_type(dev, out, TD_BF16, "gdn"))
 		return 0;
-	if (w->v_heads % w->k_heads || (w->k_dim != 128 && w->k_dim != 64) || qkvz.cols != p.channels + w->v_heads * w->v_dim || ba.cols != 2 * w->v_heads ||
-	    out.cols != w->v_heads * w->v_dim || b->n_seq * (w->k_heads + w->v_heads) > TD_CUDA_COUNTERS) {
-		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: %d key and %d value heads of %d and %d with rows of %d, %d and %d; the GPU kernels have key dimensions 64 and 128",
-			      w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
+	if (w->v_heads % w->k_heads || (w->k_dim != 128 && w->k_dim != 64) || qkvz.cols != p.channels + w->v_heads * w->v_dim ||
+	    ba.cols != 2 * w->v_heads || out.cols != w->v_heads * w->v_dim || b->n_seq * (w->k_heads + w->v_heads) > TD_CUDA_COUNTERS) {
+		td__cuda_fail(
+			dev, TD_E_UNSUPPORTED,
+			"gdn: %d key and %d value heads of %d and %d with rows of %d, %d and %d; the GPU kernels have key dimensions 64 and 128",
+			w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
 		return 0;
 	}
 	if (p.ld % 4 || p.channels % 4 || w->v_dim % 2 || w->v_dim > 256 || (uintptr_t)p.qkvz % 8) {
-		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: rows of %d values, %d channels and value heads of %d don't fit loads of four values", p.ld, p.channels, w->v_dim);
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: rows of %d values, %d channels and value heads of %d don't fit loads of four values", p.ld,
+			      p.channels, w->v_dim);
 		return 0;
 	}
 	for (int i = 0; i < b->n_seq; i++) {
@@ -338,8 +349,8 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 	return b->n_seq > 0;
 }
 
-void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba,
-		  struct td_tensor out)
+void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz,
+		  struct td_tensor ba, struct td_tensor out)
 {
 	struct gdn_args p;
 	dim3 grid;

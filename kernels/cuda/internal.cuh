@@ -167,10 +167,12 @@ void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct t
 void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, int, struct td_tensor);
 void td__cuda_swiglu(struct td_dev *, struct td_tensor, struct td_tensor);
 void td__cuda_copy(struct td_dev *, struct td_tensor, struct td_tensor);
-void td__cuda_gdn(struct td_dev *, const struct td_gdn *, const struct td_gdn_state *, const struct td_batch *, struct td_tensor, struct td_tensor, struct td_tensor);
+void td__cuda_gdn(struct td_dev *, const struct td_gdn *, const struct td_gdn_state *, const struct td_batch *, struct td_tensor, struct td_tensor,
+		  struct td_tensor);
 void td__cuda_attention(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor, struct td_tensor);
 void td__cuda_draft_context(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor);
-void td__cuda_draft_attention(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor, struct td_tensor);
+void td__cuda_draft_attention(struct td_dev *, const struct td_attn *, const struct td_kv *, const struct td_batch *, struct td_tensor,
+			      struct td_tensor);
 void td__cuda_rows_last(struct td_dev *, const struct td_batch *, struct td_tensor, struct td_tensor);
 void td__cuda_rows_tail(struct td_dev *, const struct td_batch *, struct td_tensor, struct td_tensor);
 void td__cuda_verify_ids(struct td_dev *, const struct td_batch *, const int32_t *, const struct td_draft *, int32_t *);
@@ -178,7 +180,8 @@ void td__cuda_mask_ids(struct td_dev *, const struct td_batch *, const int32_t *
 void td__cuda_counts_reset(struct td_dev *, uint16_t *, int, const int32_t *, int);
 void td__cuda_counts_add(struct td_dev *, uint16_t *, const int32_t *, int);
 void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const uint16_t *, struct td_draft *);
-void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *, int32_t *, struct td_verdict *);
+void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *,
+		     int32_t *, struct td_verdict *);
 void td__cuda_flag_set(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *);
 int td__cuda_flag_wait(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *, int, struct td_error *);
 

@@ -44,7 +44,8 @@ static int check(const struct td_linear *w, const struct td_linear_part *part, i
 		return td_error_set(err, TD_E_INVALID, "a linear map of %d outputs was given parts with %d", w->out, out);
 	if (w->kind == TD_W_INT4 && (w->group <= 0 || w->group % UNIT || w->in % w->group))
 		return td_error_set(err, TD_E_UNSUPPORTED,
-				    "INT4 weights of %d columns in groups of %d: the GPU kernels need groups that are multiples of %d and divide the columns; load them as bf16",
+				    "INT4 weights of %d columns in groups of %d: the GPU kernels need groups that are multiples of %d and divide the "
+				    "columns; load them as bf16",
 				    w->in, w->group, UNIT);
 	return 0;
 }
@@ -82,11 +83,12 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 static void dense(struct td_dev *dev, struct td_tensor x, const bf16 *w, int in, int out, struct td_tensor y, int accumulate)
 {
 	float one = 1, beta = accumulate ? 1 : 0;
-	cublasStatus_t s = cublasGemmEx(dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, x.rows, in, &one, w, CUDA_R_16BF, in, x.data, CUDA_R_16BF, x.ld, &beta, y.data,
-					y.dtype == TD_F32 ? CUDA_R_32F : CUDA_R_16BF, y.ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
+	cublasStatus_t s = cublasGemmEx(dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, x.rows, in, &one, w, CUDA_R_16BF, in, x.data, CUDA_R_16BF, x.ld,
+					&beta, y.data, y.dtype == TD_F32 ? CUDA_R_32F : CUDA_R_16BF, y.ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
 
 	if (s != CUBLAS_STATUS_SUCCESS)
-		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: linear map %d x %d with %d rows: cuBLAS says %s", dev->ordinal, out, in, x.rows, cublasGetStatusString(s));
+		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: linear map %d x %d with %d rows: cuBLAS says %s", dev->ordinal, out, in, x.rows,
+			      cublasGetStatusString(s));
 }
 
 static void large(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
@@ -119,7 +121,8 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 	if (y.dtype != TD_F32 && td__cuda_type(dev, y, TD_BF16, "linear"))
 		return;
 	if (x.cols != w->in || y.cols != w->out || y.rows != x.rows || (w->kind == TD_W_INT4 && !aligned)) {
-		td__cuda_fail(dev, TD_E_INTERNAL, "linear: a map %d x %d on x (%d, %d; ld %d) and y (%d, %d)", w->out, w->in, x.rows, x.cols, x.ld, y.rows, y.cols);
+		td__cuda_fail(dev, TD_E_INTERNAL, "linear: a map %d x %d on x (%d, %d; ld %d) and y (%d, %d)", w->out, w->in, x.rows, x.cols, x.ld,
+			      y.rows, y.cols);
 		return;
 	}
 	if (aligned && w->in % 8 == 0)

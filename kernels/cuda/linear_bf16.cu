@@ -8,7 +8,12 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { ROWS = 4, BYTES = ROWS * 512, DEEP = 4, WIDE = 2 }; /* a lane's pieces: rows g, g + 8, g + 16, g + 24; DEEP, WIDE: stages for up to 16 rows, for more */
+	enum {
+		ROWS = 4,
+		BYTES = ROWS * 512,
+		DEEP = 4,
+		WIDE = 2
+	}; /* a lane's pieces: rows g, g + 8, g + 16, g + 24; DEEP, WIDE: stages for up to 16 rows, for more */
 
 	struct lane {
 		const bf16 *w; /* row g of the block's first strip, column 8t */

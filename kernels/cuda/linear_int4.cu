@@ -37,7 +37,11 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 }
 
 struct int4_format {
-	enum { BYTES = 768, DEEP = 6, WIDE = 3 }; /* of a warp's unit: weights (32) x 16, scales (32) x 8; DEEP, WIDE: stages for up to 16 rows, for more */
+	enum {
+		BYTES = 768,
+		DEEP = 6,
+		WIDE = 3
+	}; /* of a warp's unit: weights (32) x 16, scales (32) x 8; DEEP, WIDE: stages for up to 16 rows, for more */
 
 	/* What a lane keeps. Units and groups both lie in one line, strip after strip. */
 	struct lane {

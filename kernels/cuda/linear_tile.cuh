@@ -71,7 +71,8 @@ static __device__ __forceinline__ void advance(struct cursor *c, int block_units
 }
 
 /* This lane's activations of one unit to x_sh (units, NT, 32) x 16 bytes; x: column 8t of row g of the block; k: first column that the lane reads. */
-template <int NT> static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, const bf16 *x, int u, int k, int rows_left)
+template <int NT>
+static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, const bf16 *x, int u, int k, int rows_left)
 {
 	int left = (p.in - k) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
 
@@ -84,7 +85,8 @@ template <int NT> static __device__ __forceinline__ void fetch_rows(const struct
 }
 
 /* The sums of a strip, warps in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
-template <int NT, int ROUND> static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int strip, const float acc[2][NT][4])
+template <int NT, int ROUND>
+static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int strip, const float acc[2][NT][4])
 {
 	int warp = threadIdx.x / 32, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, o0 = strip * STRIP;
 	float *mine = sh + warp * (ROUND * 8 * PITCH);
@@ -149,7 +151,8 @@ template <class F, int NT, int STAGES> static __global__ void __launch_bounds__(
 	extern __shared__ __align__(16) char linear_sh[]; /* ring (WARPS, STAGES, BYTES), sums, activations (units, NT, 32) x 16 bytes */
 	typedef struct linear_shape<F, NT, STAGES> shape;
 	enum { RING = F::BYTES * STAGES };
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row0 = blockIdx.z * NT * 8, strip0 = blockIdx.x * p.block_strips, u0 = blockIdx.y * p.block_units;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row0 = blockIdx.z * NT * 8, strip0 = blockIdx.x * p.block_strips,
+	    u0 = blockIdx.y * p.block_units;
 	int strips = min(p.block_strips, p.strips - strip0), units = min(p.block_units, p.units - u0), rows_left = p.rows - row0 - (lane >> 2);
 	float *sums_sh = (float *)(linear_sh + shape::ring);
 	uint32_t ring = shared_address(linear_sh) + warp * RING, x_sh = shared_address(linear_sh) + (uint32_t)(shape::ring + shape::sums) + lane * 16;
@@ -188,16 +191,31 @@ template <class F, int NT, int STAGES> static __global__ void __launch_bounds__(
 		add_slices<NT>(p, row0, strip0, strips);
 }
 
-template <class F, int NT, int STAGES> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
+template <class F, int NT, int STAGES> static size_t shared_bytes(const struct linear_args &p)
 {
 	typedef struct linear_shape<F, NT, STAGES> shape;
-	size_t shared = shape::ring + shape::sums + p.block_units * shape::unit;
+
+	return shape::ring + shape::sums + p.block_units * shape::unit;
+}
+
+template <class F, int NT, int STAGES> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
+{
+	size_t shared = shared_bytes<F, NT, STAGES>(p);
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
 		td__cuda_shared(dev, linear_kernel<F, NT, STAGES>, allowed = shared);
 	linear_kernel<F, NT, STAGES><<<dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, dev->stream>>>(p);
 	td__cuda_launched(dev, "linear");
+}
+
+/* The deeper ring where it fits: on GPUs with 99 KiB of shared memory it does not. Stages have no influence on results. */
+template <class F, int NT> static void launch_deep(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
+{
+	if (shared_bytes<F, NT, F::DEEP>(p) <= dev->shared_max)
+		launch<F, NT, F::DEEP>(dev, p, groups, slices);
+	else
+		launch<F, NT, F::WIDE>(dev, p, groups, slices);
 }
 
 /*
@@ -223,7 +241,8 @@ template <class F> static void cut(const struct td_dev *dev, struct linear_args 
 	}
 }
 
-template <class F> static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate, const void *scale)
+template <class F>
+static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate, const void *scale)
 {
 	struct linear_args p;
 	int groups = 1, slices = 1;
@@ -249,9 +268,9 @@ template <class F> static void run(struct td_dev *dev, struct td_tensor x, const
 	if (dev->error.code)
 		return;
 	if (x.rows <= 8)
-		launch<F, 1, F::DEEP>(dev, p, groups, slices);
+		launch_deep<F, 1>(dev, p, groups, slices);
 	else if (x.rows <= 16)
-		launch<F, 2, F::DEEP>(dev, p, groups, slices);
+		launch_deep<F, 2>(dev, p, groups, slices);
 	else if (x.rows <= 24)
 		launch<F, 3, F::WIDE>(dev, p, groups, slices);
 	else

@@ -59,8 +59,8 @@ void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, f
 {
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "rms_norm") || td__cuda_type(dev, y, TD_BF16, "rms_norm"))
 		return;
-	rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld, x.cols,
-							     paired(x) && paired(y));
+	rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld,
+							     x.cols, paired(x) && paired(y));
 	td__cuda_launched(dev, "rms_norm");
 }
 

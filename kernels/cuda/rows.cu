@@ -32,7 +32,8 @@ void td__cuda_embed(struct td_dev *dev, struct td_tensor table, const int32_t *i
 {
 	if (dev->error.code || out.rows == 0 || td__cuda_type(dev, table, TD_BF16, "embed") || td__cuda_type(dev, out, TD_BF16, "embed"))
 		return;
-	embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>((const bf16 *)table.data, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols, dev->fault_dev);
+	embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>((const bf16 *)table.data, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols,
+							    dev->fault_dev);
 	td__cuda_launched(dev, "embed");
 }
 
@@ -42,7 +43,10 @@ void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor ds
 
 	if (dev->error.code || src.rows == 0 || src.cols == 0 || td__cuda_type(dev, dst, src.dtype, "copy"))
 		return;
-	td__cuda_check(dev, cudaMemcpy2DAsync(dst.data, dst.ld * size, src.data, src.ld * size, src.cols * size, src.rows, cudaMemcpyDeviceToDevice, dev->stream), "copy");
+	td__cuda_check(
+		dev,
+		cudaMemcpy2DAsync(dst.data, dst.ld * size, src.data, src.ld * size, src.cols * size, src.rows, cudaMemcpyDeviceToDevice, dev->stream),
+		"copy");
 }
 
 /* ---- rows that go on --------------------------------------------------------------------------------------------------------------- */
@@ -75,7 +79,8 @@ static void pick(struct td_dev *dev, const struct td_batch *b, int tail, struct 
 		td__cuda_fail(dev, TD_E_INTERNAL, "%s: elements of one byte", what);
 		return;
 	}
-	pick_kernel<<<dim3(rows, b->n_seq), THREADS, 0, dev->stream>>>(b->dev, tail, (const char *)x.data, x.ld * size, (char *)y.data, y.ld * size, x.cols * size);
+	pick_kernel<<<dim3(rows, b->n_seq), THREADS, 0, dev->stream>>>(b->dev, tail, (const char *)x.data, x.ld * size, (char *)y.data, y.ld * size,
+								       x.cols * size);
 	td__cuda_launched(dev, what);
 }
 

@@ -72,7 +72,8 @@ static __global__ void __launch_bounds__(SCAN) scan_kernel(const struct sample_a
 		return;
 	row = logit_row(p, blockIdx.z, r);
 	logits = p.logits + (size_t)row * p.ld;
-	adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.propose ? NULL : p.draft[s.slot].token, p.propose ? 0 : r, p.vocab, bias_id, bias, extra);
+	adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.propose ? NULL : p.draft[s.slot].token, p.propose ? 0 : r, p.vocab, bias_id, bias,
+		    extra);
 	for (int i = blockIdx.x * PIECE + threadIdx.x; i < end; i += SCAN) {
 		struct best c = {adjusted(a, logits[i], i), i};
 
@@ -100,7 +101,8 @@ static __device__ struct best best_of_row(const struct sample_args &p, struct ch
 /* The pool's shares as the proposal's q, candidates in ascending id. */
 static __device__ void list_candidates(struct choose_shared *sh, const struct pool &pool, double total, struct td_draft *d, int at)
 {
-	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool.n, CHOOSE_WARPS), from = warp * run, to = min(pool.n, from + run), n = 0;
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool.n, CHOOSE_WARPS), from = warp * run, to = min(pool.n, from + run),
+	    n = 0;
 
 	for (int i = from + lane; i < to; i += 32)
 		n += (float)(pool.w[i] / total) > 0;
@@ -130,7 +132,8 @@ static __device__ void list_candidates(struct choose_shared *sh, const struct po
 }
 
 /* One proposal from the adjusted logits l, whose best is known. */
-static __device__ void propose_row(struct choose_shared *sh, const struct td_sampling *set, float *l, int vocab, uint32_t position, struct best top, struct td_draft *d, int at)
+static __device__ void propose_row(struct choose_shared *sh, const struct td_sampling *set, float *l, int vocab, uint32_t position, struct best top,
+				   struct td_draft *d, int at)
 {
 	struct pool pool;
 	mass_t total;
@@ -398,7 +401,8 @@ static __global__ void settle_kernel(const struct sample_args p)
 /* ---- host -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Checks and scratch memory; returns 0 when there is nothing to run. */
-static int prepare(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, int vocab, const struct td_sampling *sampling, const char *what)
+static int prepare(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, int vocab,
+		   const struct td_sampling *sampling, const char *what)
 {
 	size_t work, best;
 	char *mem;
@@ -429,8 +433,8 @@ static int prepare(struct td_dev *dev, struct sample_args *p, const struct td_ba
 	return 1;
 }
 
-void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling, const uint16_t *counts,
-		      struct td_draft *draft)
+void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
+		      const uint16_t *counts, struct td_draft *draft)
 {
 	struct sample_args p = {};
 	int rows = b->max_rows - 1;
@@ -448,8 +452,8 @@ void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_te
 	td__cuda_launched(dev, "propose");
 }
 
-void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling, const struct td_draft *draft,
-		     uint16_t *counts, int32_t *anchor, struct td_verdict *verdict)
+void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
+		     const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict)
 {
 	struct sample_args p = {};
 

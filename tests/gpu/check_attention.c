@@ -18,7 +18,8 @@ static struct side *sides[2] = {&ref, &dut};
 static void layer_make(struct layer *l, struct td_attn shape, int context, int fill)
 {
 	int per_slot = (context + TD_PAGE - 1) / TD_PAGE, pages = per_slot * SLOTS;
-	float *qn = random_values((size_t)shape.head_dim, 0.3f), *kn = random_values((size_t)shape.head_dim, 0.3f), *freq = host((size_t)shape.rotary_dim * 2);
+	float *qn = random_values((size_t)shape.head_dim, 0.3f), *kn = random_values((size_t)shape.head_dim, 0.3f),
+	      *freq = host((size_t)shape.rotary_dim * 2);
 	int32_t *table = host((size_t)pages * 4);
 	float *k, *v;
 
@@ -111,7 +112,8 @@ static void compare_cache(const struct layer *l, const char *op, const char *nam
 static void target_life(const char *name, struct td_attn shape)
 {
 	static const struct td_seq one[] = {{.slot = 1, .rows = 150, .commit = 1}, {.slot = 0, .row0 = 150, .rows = 5, .commit = 1}};
-	static const struct td_seq two[] = {{.slot = 0, .rows = 16, .pos0 = 5}, {.slot = 1, .row0 = 16, .rows = 1, .pos0 = 150}, {.slot = 2, .row0 = 17, .rows = 70}};
+	static const struct td_seq two[] = {
+		{.slot = 0, .rows = 16, .pos0 = 5}, {.slot = 1, .row0 = 16, .rows = 1, .pos0 = 150}, {.slot = 2, .row0 = 17, .rows = 70}};
 	static const struct td_seq three[] = {{.slot = 1, .rows = 16, .pos0 = 120}, {.slot = 0, .row0 = 16, .rows = 7, .pos0 = 10}};
 	struct layer l;
 
@@ -146,7 +148,8 @@ static void target_long(const char *name, struct td_attn shape, int context)
 /* A prompt whole and cut in two: the same bits. */
 static void target_cut(struct td_attn shape)
 {
-	static const struct td_seq whole = {.slot = 0, .rows = 200, .commit = 1}, a = {.slot = 1, .rows = 77, .commit = 1}, b = {.slot = 1, .rows = 123, .pos0 = 77, .commit = 1};
+	static const struct td_seq whole = {.slot = 0, .rows = 200, .commit = 1}, a = {.slot = 1, .rows = 77, .commit = 1},
+				   b = {.slot = 1, .rows = 123, .pos0 = 77, .commit = 1};
 	struct layer l;
 	float *x = random_values((size_t)200 * columns(&shape, TARGET), 1), *all, *part;
 	int wide = shape.heads * shape.head_dim, cols = columns(&shape, TARGET), ok;
@@ -185,7 +188,9 @@ void check_attention(void)
 static void draft_life(const char *name, struct td_attn shape, int context)
 {
 	struct td_seq append[2] = {{.slot = 0, .rows = 70, .pos0 = 0}, {.slot = 1, .row0 = 70, .rows = 5, .pos0 = context - 5}};
-	struct td_seq block[3] = {{.slot = 1, .rows = 16, .pos0 = context}, {.slot = 0, .row0 = 16, .rows = 5, .pos0 = 70}, {.slot = 2, .row0 = 21, .rows = 16, .pos0 = 0}};
+	struct td_seq block[3] = {{.slot = 1, .rows = 16, .pos0 = context},
+				  {.slot = 0, .row0 = 16, .rows = 5, .pos0 = 70},
+				  {.slot = 2, .row0 = 21, .rows = 16, .pos0 = 0}};
 	struct td_seq again = {.slot = 1, .rows = 16, .pos0 = context};
 	struct layer l;
 	float *x, *all;

@@ -46,7 +46,8 @@ static void arenas(void)
 	memcpy(data + 8, back, 8);
 	dut.ops->checksum(dut.dev, put(&dut, data, SIZE), SIZE, &three, &err);
 	verdict_bool("checksum", "a bit in the last byte, two words exchanged", one != two && one != three && two != three);
-	verdict_bool("arena", "a file that is none is refused", dut.ops->arena_import(dut.dev, dup(0), SIZE, 0, &b, &err) < 0 && err.code && err.text[0]);
+	verdict_bool("arena", "a file that is none is refused",
+		     dut.ops->arena_import(dut.dev, dup(0), SIZE, 0, &b, &err) < 0 && err.code && err.text[0]);
 	drop_all();
 }
 

@@ -41,7 +41,8 @@ static void layer_make(struct layer *l, int k_heads, int v_heads, int k_dim, int
 /* One call on one side; the outputs as float. */
 static float *step(const struct layer *l, int i, const struct td_seq *seq, int n, const float *qkvz, const float *ba, int rows)
 {
-	struct td_tensor x = put_act(sides[i], qkvz, rows, l->channels + l->wide, l->channels + l->wide + 8), b = put_f32(sides[i], ba, rows, l->heads2, l->heads2);
+	struct td_tensor x = put_act(sides[i], qkvz, rows, l->channels + l->wide, l->channels + l->wide + 8),
+			 b = put_f32(sides[i], ba, rows, l->heads2, l->heads2);
 	struct td_tensor out = new_act(sides[i], rows, l->wide, l->wide);
 	struct td_batch batch;
 
@@ -73,10 +74,18 @@ static void compare_state(const struct layer *l, const char *shape)
 static void life(const char *name, int k_heads, int v_heads, int k_dim, int v_dim)
 {
 	static const struct td_seq steps[][3] = {
-		{{.slot = 1, .row0 = 0, .rows = 100, .commit = 1}, {.slot = 0, .row0 = 100, .rows = 3, .commit = 1}, {.slot = 3, .row0 = 103, .rows = 64, .commit = 1}},
-		{{.slot = 1, .row0 = 0, .rows = 16, .pos0 = 100}, {.slot = 0, .row0 = 16, .rows = 1, .pos0 = 3, .commit = 1}, {.slot = 3, .row0 = 17, .rows = 9, .pos0 = 64}},
-		{{.slot = 1, .row0 = 9, .rows = 16, .pos0 = 106, .replay = 6}, {.slot = 0, .row0 = 0, .rows = 5, .pos0 = 4}, {.slot = 3, .row0 = 5, .rows = 4, .pos0 = 65, .replay = 1}},
-		{{.slot = 0, .row0 = 0, .rows = 40, .pos0 = 9, .replay = 5, .commit = 1}, {.slot = 1, .row0 = 40, .rows = 1, .pos0 = 122, .replay = 16}, {.slot = 3, .row0 = 41, .rows = 2, .pos0 = 69, .replay = 4}},
+		{{.slot = 1, .row0 = 0, .rows = 100, .commit = 1},
+		 {.slot = 0, .row0 = 100, .rows = 3, .commit = 1},
+		 {.slot = 3, .row0 = 103, .rows = 64, .commit = 1}},
+		{{.slot = 1, .row0 = 0, .rows = 16, .pos0 = 100},
+		 {.slot = 0, .row0 = 16, .rows = 1, .pos0 = 3, .commit = 1},
+		 {.slot = 3, .row0 = 17, .rows = 9, .pos0 = 64}},
+		{{.slot = 1, .row0 = 9, .rows = 16, .pos0 = 106, .replay = 6},
+		 {.slot = 0, .row0 = 0, .rows = 5, .pos0 = 4},
+		 {.slot = 3, .row0 = 5, .rows = 4, .pos0 = 65, .replay = 1}},
+		{{.slot = 0, .row0 = 0, .rows = 40, .pos0 = 9, .replay = 5, .commit = 1},
+		 {.slot = 1, .row0 = 40, .rows = 1, .pos0 = 122, .replay = 16},
+		 {.slot = 3, .row0 = 41, .rows = 2, .pos0 = 69, .replay = 4}},
 	};
 	struct layer l;
 	char shape[96];

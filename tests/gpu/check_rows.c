@@ -6,7 +6,8 @@
 static void norm(int rows, int cols, int ld, int zero_centred)
 {
 	float *x = random_values((size_t)rows * cols, 2), *w = random_values((size_t)cols, 0.5f), *one;
-	struct td_tensor xr = put_act(&ref, x, rows, cols, ld), xd = put_act(&dut, x, rows, cols, ld), yr = new_act(&ref, rows, cols, ld), yd = new_act(&dut, rows, cols, ld);
+	struct td_tensor xr = put_act(&ref, x, rows, cols, ld), xd = put_act(&dut, x, rows, cols, ld), yr = new_act(&ref, rows, cols, ld),
+			 yd = new_act(&dut, rows, cols, ld);
 	float *wr = put(&ref, w, (size_t)cols * 4), *wd = put(&dut, w, (size_t)cols * 4), *all;
 	struct td_tensor y1 = new_act(&dut, 1, cols, ld);
 	char shape[96];

@@ -63,7 +63,8 @@ struct tally {
 	double q, logprob; /* largest differences */
 };
 
-static void compare_drafts(const struct td_draft *a, const struct td_draft *b, const struct td_sampling *s, const struct td_seq *seq, int n, struct tally *t)
+static void compare_drafts(const struct td_draft *a, const struct td_draft *b, const struct td_sampling *s, const struct td_seq *seq, int n,
+			   struct tally *t)
 {
 	for (int i = 0; i < n; i++) {
 		const struct td_draft *x = &a[seq[i].slot], *y = &b[seq[i].slot];
@@ -88,7 +89,8 @@ static void compare_drafts(const struct td_draft *a, const struct td_draft *b, c
 	}
 }
 
-static void compare_verdicts(const struct td_verdict *a, const struct td_verdict *b, const struct td_sampling *s, const struct td_seq *seq, int n, struct tally *t)
+static void compare_verdicts(const struct td_verdict *a, const struct td_verdict *b, const struct td_sampling *s, const struct td_seq *seq, int n,
+			     struct tally *t)
 {
 	for (int i = 0; i < n; i++) {
 		const struct td_sampling *set = &s[seq[i].slot];
@@ -144,7 +146,12 @@ static void cycle(int vocab, int real, int n, struct tally *t)
 	void *sr, *sd, *cr, *cd, *pr, *pd, *ar, *ad, *wr, *wd;
 
 	for (int i = 0; i < n; i++) {
-		seq[i] = (struct td_seq){.slot = (i * 3 + 1) % SLOTS, .row0 = rows, .rows = i == 1 ? 1 : i % 3 == 2 ? 5 : 16, .pos0 = (int)(rnd() % 5000)};
+		seq[i] = (struct td_seq){.slot = (i * 3 + 1) % SLOTS,
+					 .row0 = rows,
+					 .rows = i == 1	      ? 1
+						 : i % 3 == 2 ? 5
+							      : 16,
+					 .pos0 = (int)(rnd() % 5000)};
 		rows += seq[i].rows;
 	}
 	for (int i = 0; i < SLOTS; i++)
@@ -192,7 +199,8 @@ static void cycle(int vocab, int real, int n, struct tally *t)
 	for (int i = 0; i < n; i++) {
 		int slot = seq[i].slot, same = vd[i].n == vr[i].n && !memcmp(vd[i].token, vr[i].token, sizeof(int32_t) * (size_t)vr[i].n);
 
-		if (same && (anchor[slot] != anchor_ref[slot] || memcmp(after + (size_t)slot * vocab, after_ref + (size_t)slot * vocab, (size_t)vocab * 2)))
+		if (same &&
+		    (anchor[slot] != anchor_ref[slot] || memcmp(after + (size_t)slot * vocab, after_ref + (size_t)slot * vocab, (size_t)vocab * 2)))
 			t->greedy_wrong++;
 	}
 	drop_all();

@@ -83,7 +83,8 @@ static void call_linear(struct bench *b, int i)
 /* One map packed from random data, and copies of it made on the device. */
 static void linear(const char *name, enum td_weight_kind kind, int out, int in, int group, const int *rows)
 {
-	size_t bytes = dut.ops->pack_bytes(kind, out, in, group), words = (size_t)out * in / (kind == TD_W_INT4 ? 8 : 2), groups = group ? (size_t)in / group : 1;
+	size_t bytes = dut.ops->pack_bytes(kind, out, in, group), words = (size_t)out * in / (kind == TD_W_INT4 ? 8 : 2),
+	       groups = group ? (size_t)in / group : 1;
 	uint64_t *weight = host(words * 4 + 8);
 	uint16_t *scale = host((size_t)out * groups * 2);
 	struct td_linear_part part = {.out = out, .weight = weight, .scale = scale};
@@ -110,7 +111,12 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 		b->x = put_act(&dut, x, *rows, in, in);
 		b->y = out > 100000 ? new_f32(&dut, *rows, out, out) : new_act(&dut, *rows, out, out);
 		snprintf(text, sizeof(text), "linear %s %d x %d, %d rows", name, out, in, *rows);
-		show(text, time_calls(call_linear, b, bytes > cache_beats ? 20 : *rows > 64 ? 40 : 400), *rows > 64 ? 0 : (double)bytes, *rows > 64 ? 2.0 * out * in * *rows : 0);
+		show(text,
+		     time_calls(call_linear, b,
+				bytes > cache_beats ? 20
+				: *rows > 64	    ? 40
+						    : 400),
+		     *rows > 64 ? 0 : (double)bytes, *rows > 64 ? 2.0 * out * in * *rows : 0);
 	}
 	drop_all();
 }
@@ -148,7 +154,8 @@ static void gdn(int rows, int replay, int commit)
 	b->seq[0] = (struct td_seq){.rows = rows, .pos0 = 0, .replay = replay, .commit = commit};
 	b->batch = (struct td_batch){.n_seq = 1, .n_rows = rows, .max_rows = rows, .max_ctx = rows};
 	snprintf(text, sizeof(text), "gdn, %d rows%s, %d replayed", rows, commit ? " final" : "", replay);
-	show(text, time_calls(call_gdn, b, 200), rows > 16 ? 0 : (2.0 - (replay == 0 && !commit)) * HEADS * 128 * 128 * 4 + rows * (C + 2.0 * WIDE) * 2, 0);
+	show(text, time_calls(call_gdn, b, 200),
+	     rows > 16 ? 0 : (2.0 - (replay == 0 && !commit)) * HEADS * 128 * 128 * 4 + rows * (C + 2.0 * WIDE) * 2, 0);
 	drop_all();
 }
 
@@ -174,7 +181,13 @@ static void attention(int draft, int context, int rows)
 
 	for (int i = 0; i < pages; i++)
 		table[i] = pages - 1 - i;
-	b->attn = (struct td_attn){.heads = heads, .kv_heads = kv_heads, .head_dim = dim, .rotary_dim = draft ? 128 : 64, .eps = 1e-6f, .zero_centred = !draft, .gated = !draft};
+	b->attn = (struct td_attn){.heads = heads,
+				   .kv_heads = kv_heads,
+				   .head_dim = dim,
+				   .rotary_dim = draft ? 128 : 64,
+				   .eps = 1e-6f,
+				   .zero_centred = !draft,
+				   .gated = !draft};
 	b->attn.q_norm = b->attn.k_norm = put(&dut, norm, (size_t)dim * 4);
 	b->attn.inv_freq = put(&dut, freq, (size_t)dim * 4);
 	b->copies = 8;
@@ -236,7 +249,8 @@ static void rest(void)
 	for (int sampled = 0; sampled < 2; sampled++) {
 		b = host(sizeof(*b));
 		s = host(sizeof(*s));
-		*s = (struct td_sampling){.temperature = sampled ? 0.8f : 0, .top_p = sampled ? 0.95f : 1, .top_k = sampled ? 20 : 0, .repetition = 1, .logprobs = -1};
+		*s = (struct td_sampling){
+			.temperature = sampled ? 0.8f : 0, .top_p = sampled ? 0.95f : 1, .top_k = sampled ? 20 : 0, .repetition = 1, .logprobs = -1};
 		logits = random_values((size_t)16 * 248320, 3);
 		b->x = put_f32(&dut, logits, 16, 248320, 248320);
 		b->sampling = put(&dut, s, sizeof(*s));
@@ -246,8 +260,10 @@ static void rest(void)
 		b->verdict = put(&dut, NULL, sizeof(struct td_verdict));
 		b->seq[0] = (struct td_seq){.rows = 16};
 		make_batch(&dut, &b->batch, b->seq, 1);
-		show(sampled ? "propose 15 x 248320, T 0.8 top_k 20 top_p 0.95" : "propose 15 x 248320, greedy", time_calls(call_propose, b, 50), 15 * 248077 * 4.0, 0);
-		show(sampled ? "accept 16 x 248320, T 0.8 top_k 20 top_p 0.95" : "accept 16 x 248320, greedy", time_calls(call_accept, b, 50), 16 * 248077 * 4.0, 0);
+		show(sampled ? "propose 15 x 248320, T 0.8 top_k 20 top_p 0.95" : "propose 15 x 248320, greedy", time_calls(call_propose, b, 50),
+		     15 * 248077 * 4.0, 0);
+		show(sampled ? "accept 16 x 248320, T 0.8 top_k 20 top_p 0.95" : "accept 16 x 248320, greedy", time_calls(call_accept, b, 50),
+		     16 * 248077 * 4.0, 0);
 		drop_all();
 	}
 }

@@ -57,7 +57,8 @@ float rnd_normal(void)
 	for (int i = 0; i < 3; i++) {
 		uint64_t r = rnd();
 
-		sum += (float)(r & 0xffff) / 65536.0f + (float)(r >> 16 & 0xffff) / 65536.0f + (float)(r >> 32 & 0xffff) / 65536.0f + (float)(r >> 48) / 65536.0f;
+		sum += (float)(r & 0xffff) / 65536.0f + (float)(r >> 16 & 0xffff) / 65536.0f + (float)(r >> 32 & 0xffff) / 65536.0f +
+		       (float)(r >> 48) / 65536.0f;
 	}
 	return sum;
 }
