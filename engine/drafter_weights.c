@@ -4,8 +4,7 @@
  * A drafter has neither embedding nor head: both are the target's. Context rows need the k|v part of a layer's q|k|v alone, block rows all of it;
  * in BF16 that is one memory, in a packed order the small part is kept twice.
  */
-#include <stdlib.h>
-#include <string.h>
+#include <stddef.h>
 
 #include "engine/loader.h"
 
@@ -50,48 +49,37 @@ static void build(struct td__loader *l, void *weights)
 	}
 }
 
+static int config(const char *dir, void *weights, struct td_error *err)
+{
+	struct td_drafter_weights *w = weights;
+
+	return td_drafter_config_load(dir, &w->cfg, err);
+}
+
+static const struct td__weights_kind kind = {
+	.size = sizeof(struct td_drafter_weights),
+	.arena = offsetof(struct td_drafter_weights, arena),
+	.quant = offsetof(struct td_drafter_weights, cfg.quant),
+	.config = config,
+	.build = build,
+};
+
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **out,
 			    char fingerprint[256], struct td_error *err)
 {
-	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .how = how ? *how : (struct td_load){ 0 }, .err = err };
-	struct td_drafter_weights *w = calloc(1, sizeof(*w));
-	int rc;
+	void *w;
+	int rc = td__weights_load(&kind, ops, dev, dir, how, &w, fingerprint, err);
 
-	*out = NULL;
-	if (!w)
-		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
-	l.quant = &w->cfg.quant;
-	rc = td_drafter_config_load(dir, &w->cfg, err);
-	if (!rc)
-		rc = td__load_run(&l, build, w, &w->arena, fingerprint);
-	if (rc) {
-		free(w);
-		return rc;
-	}
 	*out = w;
-	return 0;
+	return rc;
 }
 
 int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
 {
-	struct td__loader l = { .ops = ops, .dir = dir, .how = { .expand = expand }, .err = err };
-	struct td_drafter_weights *w = calloc(1, sizeof(*w));
-	int rc;
-
-	if (!w)
-		return td_error_set(err, TD_E_NOMEM, "%s: no memory", dir);
-	l.quant = &w->cfg.quant;
-	rc = td_drafter_config_load(dir, &w->cfg, err);
-	if (!rc)
-		rc = td__load_plan(&l, build, w, bytes);
-	free(w);
-	return rc;
+	return td__weights_plan(&kind, ops, dir, expand, bytes, err);
 }
 
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w)
 {
-	if (!w)
-		return;
-	ops->arena_release(dev, &w->arena);
-	free(w);
+	td__weights_free(&kind, ops, dev, w);
 }

@@ -2,7 +2,7 @@
  * loader.c: the two-pass arena builder: names, shapes and formats of modules, their place in the arena, their contents.
  *
  * A module is BF16 (`weight`) or packed INT4 (`weight_packed`, `weight_scale`, `weight_shape`; qwen35 4.3), by which tensors exist; the config
- * only cross-checks. The loader owns nothing but temporary aligned copies; the arena is the caller's once td__load_run returned 0. What must
+ * only cross-checks. The loader owns nothing but temporary aligned copies; the arena is the caller's once td__weights_load returned 0. What must
  * never happen: an address that depends on the pass, or a tensor whose shape was not compared with the config before its data was touched.
  */
 #include "engine/loader.h"
@@ -539,16 +539,6 @@ static size_t plan(struct td__loader *l, td__build *build, void *weights)
 	return (l->at + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
 }
 
-int td__load_plan(struct td__loader *l, td__build *build, void *weights, size_t *bytes)
-{
-	l->rc = td_st_open(l->dir, &l->st, l->err);
-	if (!l->rc)
-		*bytes = plan(l, build, weights);
-	td_st_close(l->st);
-	l->st = NULL;
-	return l->rc;
-}
-
 static int run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena)
 {
 	struct td_arena *kept = l->how.kept;
@@ -580,7 +570,7 @@ static int run(struct td__loader *l, td__build *build, void *weights, struct td_
 	return l->rc;
 }
 
-int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256])
+static int load(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256])
 {
 	l->rc = td_st_open(l->dir, &l->st, l->err);
 	if (!l->rc)
@@ -588,6 +578,60 @@ int td__load_run(struct td__loader *l, td__build *build, void *weights, struct t
 	if (!l->rc)
 		run(l, build, weights, arena);
 	td_st_close(l->st);
-	l->st = NULL;
 	return l->rc;
+}
+
+/* Weights that know their configuration, and a loader for them; NULL with l->rc set. */
+static void *begin(struct td__loader *l, const struct td__weights_kind *kind)
+{
+	char *w = calloc(1, kind->size);
+
+	if (!w) {
+		td__load_fail(l, TD_E_NOMEM, "no memory");
+		return NULL;
+	}
+	l->quant = (const void *)(w + kind->quant);
+	l->rc = kind->config(l->dir, w, l->err);
+	if (l->rc) {
+		free(w);
+		return NULL;
+	}
+	return w;
+}
+
+int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, void **out,
+		     char fingerprint[256], struct td_error *err)
+{
+	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .how = how ? *how : (struct td_load){ 0 }, .err = err };
+	char *w = begin(&l, kind);
+
+	*out = NULL;
+	if (w && load(&l, kind->build, w, (void *)(w + kind->arena), fingerprint))
+		free(w);
+	else
+		*out = w;
+	return l.rc;
+}
+
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
+{
+	struct td__loader l = { .ops = ops, .dir = dir, .how = { .expand = expand }, .err = err };
+	void *w = begin(&l, kind);
+
+	if (!w)
+		return l.rc;
+	l.rc = td_st_open(dir, &l.st, err);
+	if (!l.rc)
+		*bytes = plan(&l, kind->build, w);
+	td_st_close(l.st);
+	free(w);
+	return l.rc;
+}
+
+void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights)
+{
+	if (!weights)
+		return;
+	ops->arena_release(dev, (void *)((char *)weights + kind->arena));
+	free(weights);
 }

@@ -40,11 +40,20 @@ struct td__module {
 
 typedef void td__build(struct td__loader *l, void *weights);
 
-/* Opens the checkpoint, writes its fingerprint, runs both passes. `arena` receives the new arena, or *how.kept, which is zeroed then; on failure
- * *how.kept stays the caller's. `build` sets l->prefix first. */
-int td__load_run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256]);
+/* A kind of model, to load, plan and free its weights by. */
+struct td__weights_kind {
+	size_t size, arena, quant; /* of its struct, and where in it struct td_arena and struct td_quant lie */
+	int (*config)(const char *dir, void *weights, struct td_error *err);
+	td__build *build; /* sets l->prefix first */
+};
+
+/* Reads the configuration, opens the checkpoint, writes its fingerprint, runs both passes. The weights own the new arena, or *how->kept, which is zeroed
+ * then; on failure *how->kept stays the caller's and *out is NULL. */
+int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, void **out,
+		     char fingerprint[256], struct td_error *err);
 /* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
-int td__load_plan(struct td__loader *l, td__build *build, void *weights, size_t *bytes);
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
+void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
 
 int td__load_fail(struct td__loader *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
