@@ -80,6 +80,8 @@ static void print_table(const struct tandem_status *s)
 		       td_acceptance(s->accepted, s->cycles));
 	if (s->cycles)
 		printf("daemon   %.1f us of CPU per cycle\n", (double)s->daemon_cpu_us / (double)s->cycles);
+	if (s->sharing)
+		printf("sharing  %s\n", s->sharing);
 	if (s->last_error)
 		printf("error    %s\n", s->last_error);
 	for (i = 0; i < s->n_workers; i++)

@@ -132,6 +132,8 @@ json_t *td_json_status(const struct tandem_status *s)
 
 	if (s->last_error)
 		json_object_set_new(j, "last_error", json_string(s->last_error));
+	if (s->sharing)
+		json_object_set_new(j, "sharing", json_string(s->sharing));
 	set_u64(j, "uptime_us", s->uptime_us);
 	set_u64(j, "daemon_cpu_us", s->daemon_cpu_us);
 	set_u64(j, "slots", s->slots);

@@ -50,6 +50,7 @@ struct tandem_status *td__status_make(Tandem__ServerMessage **msg)
 		.model = s->model,
 		.state = s->state,
 		.last_error = s->last_error,
+		.sharing = s->sharing,
 		.uptime_us = s->uptime_us,
 		.daemon_cpu_us = s->daemon_cpu_us,
 		.slots = s->slots,

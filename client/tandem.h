@@ -241,6 +241,7 @@ struct tandem_worker_status {
 struct tandem_status {
 	const char *server, *model, *state; /* loading, ready, degraded, failed, draining */
 	const char *last_error; /* NULL = none */
+	const char *sharing; /* how the workers share the device: "MPS", "time slices: why", "host memory"; NULL when not said */
 	uint64_t uptime_us, daemon_cpu_us;
 	uint32_t slots, slots_used, queued, connections, context;
 	uint64_t requests, finished, cancelled, failed; /* totals since start, from here on */

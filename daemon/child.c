@@ -26,6 +26,7 @@ struct td_child_life {
 	uv_poll_t control_poll, fd_poll;
 	struct td_control control;
 	int fd_sock;
+	struct td_logpipe printed;
 	int open; /* handles that are not closed yet */
 	int new_fd; /* arena: came by the socketpair, not yet described */
 	Tandem__Worker__Arena *new_arena; /* described, fd not here yet */
@@ -48,6 +49,7 @@ static void life_close(struct td_child_life *l)
 	uv_close((uv_handle_t *)&l->control_poll, on_closed);
 	uv_close((uv_handle_t *)&l->fd_poll, on_closed);
 	uv_close((uv_handle_t *)&l->process, on_closed);
+	td_logpipe_close(&l->printed, l, on_closed);
 	td_control_close(&l->control);
 	close(l->fd_sock);
 	if (l->new_fd >= 0)
@@ -150,6 +152,10 @@ static void configure(struct td_child *c)
 	o.target = target ? target->arena : NULL;
 	o.fault = c->lives == 1 ? getenv("TANDEM_FAULT") : NULL; /* a lever is for one life, so that the successor lives */
 	o.has_expand = 1;
+	if (!is_target && td_device_is_gpu(&d->model)) {
+		o.has_exchange = 1;
+		o.exchange = (ProtobufCBinaryData){sizeof(d->target.exchange), d->target.exchange};
+	}
 	o.expand = !strcmp(d->cfg.weights, "bf16");
 	o.vocab_real = (uint32_t)d->model.vocab_real;
 	m.body_case = TANDEM__WORKER__MESSAGE__BODY_CONFIGURE;
@@ -222,6 +228,13 @@ static void ready(struct td_child *c, const Tandem__Worker__Ready *r)
 		if (c->state != TD_CHILD_LOADING)
 			return;
 	}
+	if (c == &c->d->target && td_device_is_gpu(&c->d->model)) {
+		if (!r->has_exchange || r->exchange.len != sizeof(c->exchange)) {
+			td_child_kill(c, TD_E_PROTOCOL, "it says Ready without the handle of the exchange region");
+			return;
+		}
+		memcpy(c->exchange, r->exchange.data, sizeof(c->exchange));
+	}
 	snprintf(c->device, sizeof(c->device), "%s", r->device);
 	if (!td_utf8_check(c->device, strlen(c->device)))
 		c->device[0] = 0;
@@ -230,7 +243,7 @@ static void ready(struct td_child *c, const Tandem__Worker__Ready *r)
 	c->load_us = r->load_us;
 	c->imported = r->imported;
 	c->state = TD_CHILD_READY;
-	c->was_ready = 1;
+	c->was_ready = c->ever_ready = 1;
 	td_child_ready(c);
 }
 
@@ -243,6 +256,8 @@ static void take_message(struct td_child *c, Tandem__Worker__Message *m)
 	case TANDEM__WORKER__MESSAGE__BODY_FAILURE:
 		c->why = code_of(m->failure->code);
 		snprintf(c->why_text, sizeof(c->why_text), "%s", m->failure->text);
+		if (c->why == TD_E_DEVICE)
+			td_device_advise(c->d, c->why_text, sizeof(c->why_text));
 		c->state = TD_CHILD_ENDING; /* it ends by itself, or is killed after a while */
 		return;
 	case TANDEM__WORKER__MESSAGE__BODY_HEALTH:
@@ -307,7 +322,7 @@ static void on_process_exit(uv_process_t *p, int64_t status, int signal_number)
 	struct td_child_life *l = p->data;
 	struct td_child *c = l->child;
 
-	read_control(l); /* its last words */
+	read_control(l); /* its last words; what it printed is read by life_close */
 	if (!c->why && signal_number) {
 		c->why = TD_E_WORKER;
 		snprintf(c->why_text, sizeof(c->why_text), "it was ended by signal %d (%s)", signal_number, strsignal(signal_number));
@@ -321,54 +336,78 @@ static void on_process_exit(uv_process_t *p, int64_t status, int signal_number)
 
 /* ---- spawning ---------------------------------------------------------------------------------------------------------------------- */
 
-static int run(struct td_child *c, struct td_child_life *l, char *path, int far_end, struct td_error *err)
+static int run(struct td_child *c, struct td_child_life *l, char *path, int far_end, int printed, struct td_error *err)
 {
 	char *executable = c->role == TANDEM__WORKER__ROLE__TARGET ? c->d->model.target_worker : c->d->model.drafter_worker;
 	char *argv[] = {executable, (char *)"--control", path, NULL};
 	uv_stdio_container_t stdio[FD_SOCK + 1] = {
 		{.flags = UV_IGNORE},
-		{.flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO}, /* what it prints must not end up in a pipe of ours */
-		{.flags = UV_INHERIT_FD, .data.fd = STDERR_FILENO},
+		{.flags = UV_INHERIT_FD, .data.fd = printed},
+		{.flags = UV_INHERIT_FD, .data.fd = printed},
 		{.flags = UV_INHERIT_FD, .data.fd = far_end},
 	};
 	uv_process_options_t o = {.exit_cb = on_process_exit, .file = executable, .args = argv, .stdio = stdio, .stdio_count = FD_SOCK + 1,
 				  .flags = UV_PROCESS_DETACHED /* a group of its own: a terminal's Ctrl-C is for tandemd */};
-	int rc = uv_spawn(&c->d->loop, &l->process, &o);
+	int rc;
 
-	l->open = 1; /* also after a failure the handle must be closed */
+	if (td_mps_used(c->d) && !(o.env = td_mps_env(c->d, 1)))
+		return td_error_set(err, TD_E_NOMEM, "out of memory");
+	rc = uv_spawn(&c->d->loop, &l->process, &o);
+	free(o.env);
+	l->open++;
 	l->process.data = l;
 	return rc == 0 ? 0 : td_error_set(err, TD_E_WORKER, "cannot run %s: %s", executable, uv_strerror(rc));
+}
+
+/* Everything that a life needs, then the process. On failure the caller closes what is there. */
+static int begin(struct td_child *c, struct td_child_life *l, struct td_error *err)
+{
+	int pair[2], printed, rc;
+	char path[PATH_MAX];
+
+	snprintf(path, sizeof(path), "%s/%s.ipc", c->d->cfg.runtime_dir, c->name);
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
+		return td_error_set(err, TD_E_LIMIT, "cannot make a socketpair: %s", strerror(errno));
+	l->fd_sock = pair[0];
+	if ((rc = td_control_bind(&l->control, path, err)) == 0 && (rc = td_logpipe_open(c->d, &l->printed, c->name, &printed, err)) == 0) {
+		l->open = 1;
+		rc = run(c, l, path, pair[1], printed, err);
+		close(printed);
+	}
+	close(pair[1]);
+	return rc;
+}
+
+static void begin_undo(struct td_child_life *l)
+{
+	int open = l->open;
+
+	if (l->fd_sock >= 0)
+		close(l->fd_sock);
+	td_control_close(&l->control);
+	if (open > 1) /* also after a failure a handle must be closed */
+		uv_close((uv_handle_t *)&l->process, on_closed);
+	if (open > 0)
+		td_logpipe_close(&l->printed, l, on_closed);
+	if (!open)
+		free(l);
 }
 
 int td_child_spawn(struct td_child *c, struct td_error *err)
 {
 	struct td_child_life *l = calloc(1, sizeof(*l));
-	char path[PATH_MAX];
-	int pair[2], rc;
+	int rc;
 
 	if (!l)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
-	snprintf(path, sizeof(path), "%s/%s.ipc", c->d->cfg.runtime_dir, c->name);
-	l->new_fd = -1;
-	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0) {
-		rc = td_error_set(err, TD_E_LIMIT, "cannot make a socketpair: %s", strerror(errno));
-		free(l);
+	l->new_fd = l->fd_sock = -1;
+	l->control = TD_CONTROL_CLOSED;
+	if ((rc = begin(c, l, err))) {
+		begin_undo(l);
 		return rc;
 	}
-	l->fd_sock = pair[0];
-	if ((rc = td_control_bind(&l->control, path, err)) || (rc = run(c, l, path, pair[1], err))) {
-		close(pair[1]);
-		close(l->fd_sock);
-		td_control_close(&l->control);
-		if (l->open)
-			uv_close((uv_handle_t *)&l->process, on_closed);
-		else
-			free(l);
-		return rc;
-	}
-	close(pair[1]);
 	l->child = c;
-	l->open = 3;
+	l->open += 2;
 	uv_poll_init(&c->d->loop, &l->control_poll, l->control.rcvfd);
 	uv_poll_init(&c->d->loop, &l->fd_poll, l->fd_sock);
 	l->control_poll.data = l->fd_poll.data = l;

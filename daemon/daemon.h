@@ -12,6 +12,8 @@
  *   listener.c    socket, lock, accepting                commitlog.c   prompt, committed tokens, log-probabilities
  *   session.c     one connection                         textstream.c  tokens to text, stop strings
  *   dispatch.c    what a message asks for                stream.c      deltas and finish
+ *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
+ *   logpipe.c     what children print
  *   job.c         work on a message off the loop         status.c      figures
  *   request.c     one request                            queue.c       those that wait
  *
@@ -32,6 +34,7 @@
 #include "engine/clock.h"
 #include "engine/control.h"
 #include "engine/error.h"
+#include "engine/log.h"
 #include "engine/model.h"
 #include "engine/shm.h"
 #include "engine/tokenizer.h"
@@ -53,7 +56,8 @@ struct td_daemon_config {
 	/* model */
 	char *target, *drafter, *tokenizer, *name, *thinking, *weights;
 	/* engine */
-	char *device, *target_worker, *drafter_worker;
+	char *device, *target_worker, *drafter_worker, *mps, *mps_control;
+	int mps_active_thread_percentage;
 	int slots, context, kv_tokens, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
 	/* limits */
 	int queue, slow_reader_s;
@@ -72,7 +76,8 @@ void td_daemon_config_help(FILE *out);
 
 /* ---- model.c ----------------------------------------------------------------------------------------------------------------------- */
 
-/* What is known before a worker runs. Never changes after td_model_load: jobs on other threads read it. */
+/* What is known before a worker runs. Jobs on other threads read it: after td_model_load only td_device_fall_back changes something, and that is
+ * nothing that a job looks at (device, shm.host_exchange). */
 struct td_model {
 	struct td_target_config target;
 	struct td_drafter_config drafter;
@@ -91,6 +96,66 @@ struct td_model {
 
 int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
 void td_model_finish(struct td_model *m);
+char *td_model_beside(const char *name); /* path of something beside this executable; malloc'd, or NULL */
+void td_model_tell_memory(const struct td_daemon_config *c, const struct td_model *m); /* the plan, into the log */
+
+/* ---- device.c ---------------------------------------------------------------------------------------------------------------------- */
+
+/* "cpu" or "cuda" for engine.device: both workers and the place of the exchange region follow from it. */
+const char *td_device_choose(const char *wanted);
+/* What to do about an error that the CUDA runtime only names: appended to `text`. */
+void td_device_advise(const struct td_daemon *d, char *text, size_t size);
+/* engine.device = auto, the GPU cannot be had and nothing was served yet: from now on the CPU. 1 when it was done; no worker may be alive. */
+int td_device_fall_back(struct td_daemon *d, const char *why);
+static inline int td_device_is_gpu(const struct td_model *m)
+{
+	return !m->shm.host_exchange;
+}
+
+/* ---- logpipe.c --------------------------------------------------------------------------------------------------------------------- */
+
+struct td_logpipe {
+	uv_poll_t poll;
+	int fd;
+	const char *who;
+	size_t n;
+	char line[TD_LOG_LINE]; /* [0, n): its end has not come yet */
+};
+/* *far_end is the child's, to be closed here once it has it. */
+int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, int *far_end, struct td_error *err);
+/* Reads what is left and closes; `closed` gets a handle with this data. */
+void td_logpipe_close(struct td_logpipe *p, void *data, uv_close_cb closed);
+
+/* ---- mps.c ------------------------------------------------------------------------------------------------------------------------- */
+
+enum td_mps_state {
+	TD_MPS_OFF, /* not wanted, or given up */
+	TD_MPS_DOWN, /* waits for its time to start */
+	TD_MPS_STARTING, /* runs, its socket is not there yet */
+	TD_MPS_UP,
+	TD_MPS_ENDING, /* told to end; not reaped yet */
+};
+struct td_mps_life;
+struct td_mps {
+	enum td_mps_state state, after; /* after: OFF or DOWN once it has ended */
+	struct td_mps_life *life;
+	pid_t pid;
+	uint64_t since_us, retry_us;
+	int failures; /* in a row */
+	char program[4096];
+	char pipe_var[4200], log_var[4200], share_var[64]; /* NAME=value, for environments */
+	char how[480]; /* state OFF: how the workers share the device instead, and why */
+};
+int td_mps_open(struct td_daemon *d, struct td_error *err);
+void td_mps_check(struct td_daemon *d, uint64_t now_us);
+int td_mps_settled(const struct td_daemon *d); /* 1: workers may start */
+int td_mps_used(const struct td_daemon *d); /* 1: workers are its clients */
+void td_mps_off(struct td_daemon *d, const char *how); /* ends it, for good */
+void td_mps_stop(struct td_daemon *d, int at_once); /* td_mps_check sees to the end */
+void td_mps_close(struct td_daemon *d); /* ended: removes its folder */
+/* The environment of a client, or of MPS itself: malloc'd array, the strings are lent; NULL: no memory. */
+char **td_mps_env(struct td_daemon *d, int client);
+void td_mps_sharing(const struct td_daemon *d, char *text, size_t size); /* one line for people */
 
 /* ---- commitlog.c ------------------------------------------------------------------------------------------------------------------- */
 
@@ -344,6 +409,7 @@ struct td_child {
 	struct td_child_life *life;
 	pid_t pid;
 	int was_ready; /* this life got to READY */
+	int ever_ready; /* some life did */
 	int failed; /* gave up for now: refuse requests, try again slowly */
 	uint64_t since_us; /* of the last sign of life while starting or loading; of the kill while ending */
 	uint64_t retry_us; /* DOWN: when to start */
@@ -361,6 +427,7 @@ struct td_child {
 	char stage[64], device[256];
 	uint64_t stage_done, stage_total, weights_bytes, cache_bytes, load_us;
 	int imported;
+	uint8_t exchange[TD_HANDLE_BYTES]; /* target, device memory: for the drafter; good while this life lasts */
 	int why; /* error code of the last end */
 	char why_text[480];
 };
@@ -376,6 +443,9 @@ void td_child_ready(struct td_child *c); /* likewise, after Ready */
 int td_supervisor_open(struct td_daemon *d, struct td_error *err);
 void td_supervisor_check(struct td_daemon *d, uint64_t now_us); /* starts, time limits, watchdog */
 void td_supervisor_close(struct td_daemon *d);
+/* MPS ended, or cannot be had: its clients end; with `lasting` requests are refused until it is there. */
+void td_supervisor_no_mps(struct td_daemon *d, int lasting, const char *why);
+void td_supervisor_forget_arenas(struct td_daemon *d);
 int td_supervisor_serving(const struct td_daemon *d); /* 1: STARTs may be pushed */
 const struct td_child *td_supervisor_failed(const struct td_daemon *d); /* the worker that can't be had, or NULL */
 void td_supervisor_progress(struct td_daemon *d); /* tokens were committed: the workers are well */
@@ -410,6 +480,7 @@ struct td_daemon {
 	struct td_slot slot[TD_SLOTS_MAX];
 	int pages_used;
 	struct td_child target, drafter;
+	struct td_mps mps;
 	uint64_t checked_us; /* when td_supervisor_check ran last */
 	uint64_t next_request, next_run, next_session;
 	struct td_counters count;
@@ -418,6 +489,7 @@ struct td_daemon {
 	uv_prepare_t prepare;
 	uv_signal_t sig_term, sig_int, sig_hup;
 	int draining; /* 1: no new requests; 2: ending now */
+	int end_at_once; /* asked twice */
 	uint64_t drain_us, started_us;
 	uint64_t start_cpu_us; /* spent before serving began: what is told is the cost of serving */
 	char last_error[480];

@@ -24,7 +24,7 @@
 #include "engine/fault.h"
 #include "engine/log.h"
 
-enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64, FDS_KEPT = 20 };
+enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64, FDS_KEPT = 26 };
 
 /* Makes a folder and its parents. */
 static int make_folder(const char *path, mode_t mode, struct td_error *err)

@@ -71,6 +71,7 @@ static void close_all(struct td_daemon *d)
 		td_session_close(d->sessions);
 	td_listener_close(d);
 	td_supervisor_close(d);
+	td_mps_close(d);
 	uv_close((uv_handle_t *)&d->tick, NULL);
 	uv_close((uv_handle_t *)&d->prepare, NULL);
 	uv_close((uv_handle_t *)&d->sig_term, NULL);
@@ -93,6 +94,7 @@ static void drain_finish(struct td_daemon *d, int at_once)
 	each_request(d, TD_REQ_RUNNING, cancel);
 	td_sessions_flush(d);
 	d->draining = 2;
+	d->end_at_once = at_once;
 	d->drain_us = td_now_us();
 	stop_workers(d, at_once);
 }
@@ -110,7 +112,10 @@ static void drain_check(struct td_daemon *d, uint64_t now)
 	} else if (d->draining == 2) {
 		if (now > d->drain_us + WORKERS_END_US)
 			stop_workers(d, 1);
-		if (!d->target.life && !d->drafter.life) {
+		if (d->target.life || d->drafter.life)
+			return;
+		td_mps_stop(d, d->end_at_once);
+		if (!d->mps.life) {
 			d->draining = 3;
 			close_all(d);
 		}
@@ -127,7 +132,7 @@ static void on_end_signal(uv_signal_t *h, int number)
 	else if (d->draining == 1)
 		drain_finish(d, 1);
 	else
-		stop_workers(d, 1);
+		stop_workers(d, d->end_at_once = 1);
 }
 
 static void on_reopen_signal(uv_signal_t *h, int number)
@@ -217,6 +222,7 @@ static void log_plan(const struct td_daemon *d)
 
 	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
+	td_model_tell_memory(&d->cfg, m);
 }
 
 static int serve(struct td_daemon *d, struct td_error *err)
@@ -282,12 +288,14 @@ int main(int argc, char **argv)
 	d.started_us = td_now_us();
 	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
 	rc = td_model_load(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
-	if (!rc && action == TD_CHECK)
+	if (!rc && action == TD_CHECK) {
+		td_model_tell_memory(&d.cfg, &d.model);
 		puts("the configuration is fine");
-	else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err))
+	} else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err)) {
 		rc = complain(&err, EXIT_CONFIG);
-	else if (!rc && serve(&d, &err))
+	} else if (!rc && serve(&d, &err)) {
 		rc = complain(&err, err.code == TD_E_INVALID ? EXIT_CONFIG : EXIT_RUNTIME);
+	}
 	td_model_finish(&d.model);
 	td_daemon_config_finish(&d.cfg);
 	return rc;

@@ -18,8 +18,7 @@
 
 enum { DEFAULT_CONTEXT = 4096, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
 
-/* Path of something beside this executable; malloc'd. */
-static char *beside(const char *name)
+char *td_model_beside(const char *name)
 {
 	char self[PATH_MAX], *path;
 	ssize_t n = readlink("/proc/self/exe", self, sizeof(self) - 1);
@@ -38,27 +37,6 @@ static char *beside(const char *name)
 static int readable(const char *path)
 {
 	return path && access(path, R_OK) == 0;
-}
-
-/* The backend for both workers: the exchange region lies in the shared memory or on the device, so this is settled once, here. */
-static const char *device_choose(const char *wanted)
-{
-	static const char *const place[] = {"tandem-cuda.so", "../lib/tandem-cuda.so", "../lib/tandem/tandem-cuda.so"};
-	const char *set = getenv("TANDEM_CUDA_MODULE");
-	int found;
-
-	if (strcmp(wanted, "auto"))
-		return !strcmp(wanted, "cuda") ? "cuda" : "cpu";
-	if (access("/dev/nvidia0", R_OK | W_OK))
-		return "cpu";
-	found = set && *set && readable(set);
-	for (size_t i = 0; i < sizeof(place) / sizeof(*place) && !found && !(set && *set); i++) {
-		char *path = beside(place[i]);
-
-		found = readable(path);
-		free(path);
-	}
-	return found ? "cuda" : "cpu";
 }
 
 static int is_folder(const char *setting, const char *path, struct td_error *err)
@@ -184,7 +162,7 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 	m->shm.features = m->has_drafter ? m->drafter.n_taps * m->target.hidden : 0;
 	m->shm.chunk = c->chunk;
 	m->shm.feature_rows = c->chunk > c->slots * TD_BLOCK_MAX ? c->chunk : c->slots * TD_BLOCK_MAX;
-	m->device = device_choose(c->device);
+	m->device = td_device_choose(c->device);
 	m->shm.host_exchange = strcmp(m->device, "cuda") != 0;
 	m->thinking_default = !strcmp(c->thinking, "auto") ? m->target.hidden >= THINKING_HIDDEN : !strcmp(c->thinking, "on");
 	return 0;
@@ -194,13 +172,13 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 
 static int find_worker(const char *setting, const char *configured, const char *name, char **path, struct td_error *err)
 {
-	*path = configured[0] ? strdup(configured) : beside(name);
+	*path = configured[0] ? strdup(configured) : td_model_beside(name);
 	if (!configured[0] && *path && access(*path, X_OK) < 0) { /* installed: programs in bin, workers in lib/tandem */
 		char installed[64];
 
 		snprintf(installed, sizeof(installed), "../lib/tandem/%s", name);
 		free(*path);
-		*path = beside(installed);
+		*path = td_model_beside(installed);
 	}
 	if (!*path)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
@@ -226,8 +204,8 @@ static void name_model(const struct td_daemon_config *c, struct td_model *m)
 		snprintf(m->name, sizeof(m->name), "model");
 }
 
-/* Only told here: the workers compare it with what is free, and refuse. A folder without usable weights is theirs to refuse, too. */
-static void tell_memory(const struct td_daemon_config *c, const struct td_model *m)
+/* Only told: the workers compare it with what is free, and refuse. A folder without usable weights is theirs to refuse, too. */
+void td_model_tell_memory(const struct td_daemon_config *c, const struct td_model *m)
 {
 	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
 					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm, .kv_pages = m->kv_pages};
@@ -258,7 +236,6 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 	}
 	find_ends(m);
 	name_model(c, m);
-	tell_memory(c, m);
 	return 0;
 }
 

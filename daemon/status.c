@@ -82,6 +82,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	Tandem__Status st = TANDEM__STATUS__INIT;
 	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 	Tandem__WorkerStatus worker[2], *list[2] = {&worker[0], &worker[1]};
+	char sharing[512];
 
 	st.server = (char *)"tandemd " TD_VERSION;
 	st.model = (char *)d->model.name;
@@ -111,6 +112,8 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	st.worker = list;
 	st.daemon_cpu_us = td_status_cpu_us() - d->start_cpu_us;
 	st.last_error = d->last_error[0] ? (char *)d->last_error : NULL;
+	td_mps_sharing(d, sharing, sizeof(sharing));
+	st.sharing = sharing;
 	st.context = (uint32_t)d->model.shm.context;
 	m.tag = tag;
 	m.body_case = TANDEM__SERVER_MESSAGE__BODY_STATUS;

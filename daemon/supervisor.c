@@ -5,6 +5,8 @@
  * when that does not help; when it can't be had at all the daemon says so to clients, and goes on trying.
  * After the death of a worker that had been ready a new epoch begins: what lies in rings and flags is void, the survivor drops its requests and
  * answers RESET_DONE, and the running requests wait in the queue, with what they have committed, until both are ready.
+ * On a GPU the exchange region is the target's memory: when the target dies, the drafter is ended too, and starts with the handle of the new one.
+ * When a drafter dies alone the target goes on.
  * What must never happen: a successor before its predecessor was reaped; a request started between an epoch's beginning and the survivor's answer.
  */
 #include <errno.h>
@@ -97,6 +99,28 @@ static int is_lasting(int code)
 	return 0;
 }
 
+/* A GPU that no life of this worker could open, twice in a row: it is not there, or not for us. */
+static int is_no_gpu(const struct td_child *c)
+{
+	return td_device_is_gpu(&c->d->model) && !c->ever_ready && (c->why == TD_E_UNSUPPORTED || (c->why == TD_E_DEVICE && c->failures > 1));
+}
+
+/* What can be done without, is, as long as nothing was served: MPS, then the GPU. */
+static void do_without(struct td_child *c)
+{
+	struct td_daemon *d = c->d;
+	char how[sizeof(d->mps.how)];
+
+	if (c->why == TD_E_DEVICE && !c->ever_ready && td_mps_used(d) && !strcmp(d->cfg.mps, "auto")) {
+		snprintf(how, sizeof(how), "time slices: under MPS the %s does not start: %.400s", c->name, c->why_text);
+		td_mps_off(d, how);
+	} else if (c == &d->target && is_no_gpu(c) && !strcmp(d->cfg.device, "auto") && td_device_fall_back(d, c->why_text)) {
+		c->why = TD_E_STALE;
+		c->failures = 0;
+		c->retry_us = td_now_us();
+	}
+}
+
 static void give_up(struct td_child *c)
 {
 	struct td_daemon *d = c->d;
@@ -125,7 +149,8 @@ static void note_failure(struct td_child *c)
 	c->failed_at_us[c->failures % FAILURES_MAX] = now;
 	c->failures++;
 	c->retry_us = now + (uint64_t)delay_ms[step] * 1000;
-	if (c->failed || is_lasting(c->why) || (c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US))
+	do_without(c);
+	if (c->failed || is_lasting(c->why) || is_no_gpu(c) || (c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US))
 		give_up(c);
 }
 
@@ -138,6 +163,20 @@ static void clear_rings(struct td_child *c)
 	atomic_store(&from->tail, atomic_load(&from->head));
 	if (c == &c->d->target)
 		atomic_store(&shm->to_target.tail, atomic_load(&shm->to_target.head));
+}
+
+/* What ends with it although it is well. */
+static void take_along(struct td_child *c)
+{
+	struct td_daemon *d = c->d;
+	struct td_child *o = other(d, c);
+
+	if (!td_device_is_gpu(&d->model) || !o->life || o->state == TD_CHILD_ENDING)
+		return;
+	if (c == &d->target)
+		td_child_kill(o, TD_E_STALE, "the target's memory is gone, and the exchange region with it");
+	else if (c->why == TD_E_DEVICE && td_mps_used(d))
+		td_child_kill(o, TD_E_STALE, "under MPS a fault of the GPU is both workers'");
 }
 
 void td_child_gone(struct td_child *c)
@@ -154,6 +193,9 @@ void td_child_gone(struct td_child *c)
 	c->retry_us = td_now_us();
 	if (d->draining == 2)
 		return;
+	if (c == &d->drafter && td_device_is_gpu(&d->model) && d->target.state != TD_CHILD_READY && c->why == TD_E_DEVICE)
+		c->why = TD_E_STALE; /* what it opened was the target's, whose death is known, or will be soon */
+	take_along(c);
 	if (was_ready)
 		raise_epoch(d);
 	if (c->why != TD_E_STALE)
@@ -221,6 +263,33 @@ static void watchdog(struct td_daemon *d, uint64_t now)
 		td_child_kill(&d->target, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
 }
 
+void td_supervisor_no_mps(struct td_daemon *d, int lasting, const char *why)
+{
+	struct td_child *t = &d->target;
+
+	td_child_kill(t, TD_E_STALE, "MPS is gone");
+	td_child_kill(&d->drafter, TD_E_STALE, "MPS is gone");
+	snprintf(d->last_error, sizeof(d->last_error), "MPS: %.400s", why);
+	if (!lasting)
+		return;
+	if (!t->failed)
+		td_log(TD_LOG_ERROR, "%s", why);
+	snprintf(t->why_text, sizeof(t->why_text), "%s", why);
+	give_up(t);
+}
+
+/* Its place is free: MPS is there, or is not wanted; and what a GPU's memory was shared with is gone. */
+static int may_start(const struct td_child *c)
+{
+	const struct td_daemon *d = c->d;
+
+	if (d->draining >= 2 || !td_mps_settled(d))
+		return 0;
+	if (c == &d->drafter)
+		return d->target.state == TD_CHILD_READY;
+	return !td_device_is_gpu(&d->model) || !d->drafter.life;
+}
+
 static void spawn(struct td_child *c)
 {
 	struct td_error err;
@@ -242,7 +311,7 @@ static void check(struct td_child *c, uint64_t now)
 	case TD_CHILD_OFF:
 		return;
 	case TD_CHILD_DOWN:
-		if (now >= c->retry_us && d->draining < 2 && (c == &d->target || d->target.state == TD_CHILD_READY))
+		if (now >= c->retry_us && may_start(c))
 			spawn(c);
 		return;
 	case TD_CHILD_STARTING:
@@ -280,6 +349,7 @@ void td_supervisor_check(struct td_daemon *d, uint64_t now_us)
 		forgive(&d->target, gap);
 		forgive(&d->drafter, gap);
 	}
+	td_mps_check(d, now_us);
 	check(&d->target, now_us);
 	check(&d->drafter, now_us);
 	watchdog(d, now_us);
@@ -320,7 +390,10 @@ static int child_open(struct td_daemon *d, struct td_child *c, Tandem__Worker__R
 
 int td_supervisor_open(struct td_daemon *d, struct td_error *err)
 {
-	int rc = child_open(d, &d->target, TANDEM__WORKER__ROLE__TARGET, "target", err);
+	int rc = td_mps_open(d, err);
+
+	if (!rc)
+		rc = child_open(d, &d->target, TANDEM__WORKER__ROLE__TARGET, "target", err);
 
 	d->drafter.arena_fd = d->drafter.events_fd = -1;
 	d->drafter.d = d;
@@ -334,6 +407,22 @@ int td_supervisor_open(struct td_daemon *d, struct td_error *err)
 	return 0;
 }
 
+static void arena_forget(struct td_child *c)
+{
+	if (c->arena_fd >= 0)
+		close(c->arena_fd);
+	if (c->arena)
+		tandem__worker__arena__free_unpacked(c->arena, NULL);
+	c->arena = NULL;
+	c->arena_fd = -1;
+}
+
+void td_supervisor_forget_arenas(struct td_daemon *d)
+{
+	arena_forget(&d->target);
+	arena_forget(&d->drafter);
+}
+
 static void child_close(struct td_child *c)
 {
 	char path[4096];
@@ -342,12 +431,8 @@ static void child_close(struct td_child *c)
 		uv_close((uv_handle_t *)&c->events, NULL);
 	if (c->events_fd >= 0)
 		close(c->events_fd);
-	if (c->arena_fd >= 0)
-		close(c->arena_fd);
-	if (c->arena)
-		tandem__worker__arena__free_unpacked(c->arena, NULL);
-	c->arena = NULL;
-	c->events_fd = c->arena_fd = -1;
+	arena_forget(c);
+	c->events_fd = -1;
 	snprintf(path, sizeof(path), "%s/%s.ipc", c->d->cfg.runtime_dir, c->name);
 	unlink(path);
 }

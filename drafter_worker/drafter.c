@@ -169,6 +169,7 @@ static int follow(struct td_drafter *d, const struct td_step *s, struct td_error
 			batch_add(&block, block_seq, e->slot, block.n_rows, e->draft + 1, c->fed);
 	}
 	td_fault_spot("drafter.step");
+	td_fault_gpu("drafter.gpu.fault", d->ops, d->dev);
 	if (append.n_seq) {
 		d->ops->batch_set(d->dev, &append);
 		td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "kernels/kernels.h"
+
 /* X(name): what happens there. */
 #define TD_FAULTS(X) \
 	X("target.start.crash") /* before the worker says hello */ \
@@ -23,6 +25,7 @@
 	X("target.step.hang") \
 	X("target.commit.crash") /* between verify and its commit record */ \
 	X("target.commit.hang") \
+	X("target.gpu.fault") /* an illegal access on the device in a step */ \
 	X("target.exit") /* ends at start with exit code 0 */ \
 	X("drafter.start.crash") \
 	X("drafter.start.hang") \
@@ -30,8 +33,10 @@
 	X("drafter.load.hang") \
 	X("drafter.step.crash") /* at the beginning of a draft */ \
 	X("drafter.step.hang") \
+	X("drafter.gpu.fault") \
 	X("log.full") /* the log file takes no byte */ \
-	X("daemon.accept.emfile") /* accepting a connection finds no descriptor */
+	X("daemon.accept.emfile") /* accepting a connection finds no descriptor */ \
+	X("daemon.device.gpu") /* engine.device = auto finds a GPU and the module, whatever is there */
 
 static const char *const names[] = {
 #define X(name) name,
@@ -120,4 +125,15 @@ void td_fault_spot(const char *where)
 	if (td_fault(name))
 		for (;;)
 			pause();
+}
+
+void td_fault_gpu(const char *name, const struct td_ops *ops, struct td_dev *dev)
+{
+	if (!td_fault(name))
+		return;
+	if (!ops->fault) {
+		fprintf(stderr, "fault: %s: the backend %s has no such thing\n", name, ops->name);
+		abort();
+	}
+	ops->fault(dev);
 }

@@ -7,10 +7,15 @@
 #ifndef TD_FAULT_H
 #define TD_FAULT_H
 
+struct td_ops;
+struct td_dev;
+
 void td_fault_arm(const char *spec); /* NULL or "" disarms; unknown names abort with a message that lists the known ones */
 /* 1 when the lever of this name is due now. Names: see TD_FAULTS in fault.c. */
 int td_fault(const char *name);
 /* crash = abort(), hang = sleep for ever, at the spot `where`: levers "<where>.crash" and "<where>.hang". */
 void td_fault_spot(const char *where);
+/* When the lever is due the device makes an illegal access (td_ops.fault). On a backend that has none the process aborts: a test asked for what cannot be. */
+void td_fault_gpu(const char *name, const struct td_ops *ops, struct td_dev *dev);
 
 #endif

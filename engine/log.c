@@ -39,6 +39,7 @@ static struct {
 } lg = {.lock = PTHREAD_MUTEX_INITIALIZER, .who = "tandem", .level = TD_LOG_INFO, .err = {.fd = STDERR_FILENO}, .file = {.fd = -1}};
 
 static const char *const level_name[] = {"debug", "info", "warn", "error"};
+enum { N_LEVELS = sizeof(level_name) / sizeof(level_name[0]) };
 
 void td_log_open(const char *who, enum td_log_level level)
 {
@@ -130,7 +131,7 @@ failed:
 	return -1;
 }
 
-static size_t head_make(char *out, size_t size, enum td_log_level level)
+static size_t head_make(char *out, size_t size, enum td_log_level level, const char *who)
 {
 	struct timespec now;
 	struct tm tm;
@@ -138,7 +139,7 @@ static size_t head_make(char *out, size_t size, enum td_log_level level)
 	clock_gettime(CLOCK_REALTIME, &now);
 	gmtime_r(&now.tv_sec, &tm);
 	return (size_t)snprintf(out, size, "%04d-%02d-%02dT%02d:%02d:%02d.%03ldZ %-5s %s: ", tm.tm_year + 1900, tm.tm_mon + 1, tm.tm_mday, tm.tm_hour,
-				tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, level_name[level], lg.who);
+				tm.tm_min, tm.tm_sec, now.tv_nsec / 1000000, level_name[level], who);
 }
 
 static void sink_write(struct sink *s, const char *line, size_t n)
@@ -148,7 +149,7 @@ static void sink_write(struct sink *s, const char *line, size_t n)
 	if (s->missing) {
 		char told[256];
 		unsigned long missing = s->missing;
-		size_t k = head_make(told, sizeof(told), TD_LOG_WARN);
+		size_t k = head_make(told, sizeof(told), TD_LOG_WARN, lg.who);
 
 		k += (size_t)snprintf(told + k, sizeof(told) - k, "%lu log lines were lost here: %s\n", missing, strerror(s->why));
 		if (put_line(s, told, k) < 0)
@@ -156,6 +157,17 @@ static void sink_write(struct sink *s, const char *line, size_t n)
 		s->missing = 0;
 	}
 	put_line(s, line, n);
+}
+
+/* line[head, n) is text, with room for one byte more. The lock is held. */
+static void line_write(char *line, size_t head, size_t n)
+{
+	for (size_t i = head; i < n; i++)
+		if ((unsigned char)line[i] < 0x20)
+			line[i] = ' ';
+	line[n++] = '\n';
+	sink_write(&lg.err, line, n);
+	sink_write(&lg.file, line, n);
 }
 
 void td_log(enum td_log_level level, const char *fmt, ...)
@@ -168,25 +180,59 @@ void td_log(enum td_log_level level, const char *fmt, ...)
 	if (level < lg.level)
 		return;
 	pthread_mutex_lock(&lg.lock);
-	head = head_make(line, sizeof(line), level);
+	head = head_make(line, sizeof(line), level, lg.who);
 	va_start(ap, fmt);
 	errno = saved; /* for %m */
 	n = (size_t)vsnprintf(line + head, sizeof(line) - head - 1, fmt, ap);
 	va_end(ap);
 	n = n < sizeof(line) - head - 1 ? n + head : sizeof(line) - 2;
-	for (size_t i = head; i < n; i++)
-		if ((unsigned char)line[i] < 0x20)
-			line[i] = ' ';
-	line[n++] = '\n';
-	sink_write(&lg.err, line, n);
-	sink_write(&lg.file, line, n);
+	line_write(line, head, n);
 	pthread_mutex_unlock(&lg.lock);
 	errno = saved;
 }
 
+/* Where the text begins and *level, when the line has a head such as ours; 0 when it has none. */
+static size_t head_parse(const char *line, size_t n, enum td_log_level *level)
+{
+	static const char shape[] = "0000-00-00T00:00:00.000Z ";
+	size_t at = sizeof(shape) - 1;
+
+	if (n < at + 6)
+		return 0;
+	for (size_t i = 0; i < at; i++)
+		if (shape[i] == '0' ? line[i] < '0' || line[i] > '9' : line[i] != shape[i])
+			return 0;
+	for (int i = 0; i < N_LEVELS; i++) {
+		size_t k = strlen(level_name[i]);
+
+		if (memcmp(line + at, level_name[i], k) || line[at + k] != ' ')
+			continue;
+		*level = (enum td_log_level)i;
+		return at + 6;
+	}
+	return 0;
+}
+
+void td_log_relay(const char *who, const char *text, size_t n)
+{
+	char line[2048]; /* below PIPE_BUF */
+	enum td_log_level level = TD_LOG_WARN;
+	size_t head = head_parse(text, n, &level), at;
+
+	if (n > TD_LOG_LINE)
+		n = TD_LOG_LINE;
+	pthread_mutex_lock(&lg.lock);
+	if (level >= lg.level) {
+		at = head ? 0 : head_make(line, sizeof(line), level, who);
+		memcpy(line + at, text, n);
+		line_write(line, at + head, at + n);
+	}
+	pthread_mutex_unlock(&lg.lock);
+}
+
 int td_log_level_parse(const char *text)
 {
-	for (int i = 0; i < (int)(sizeof(level_name) / sizeof(level_name[0])); i++)
+	for (int i = 0; i < N_LEVELS; i++)
 		if (!strcasecmp(text, level_name[i]))
 			return i;
 	return -1;

@@ -136,7 +136,11 @@ static void open_device(struct td_worker *w)
 	struct td_dev_options opt = {.threads = (int)w->cfg->threads, .slots = w->shm->cfg.slots};
 	struct td_error err;
 
-	w->ops = td_ops_find(w->cfg->device, &err);
+	w->ops = td_ops_find(!strcmp(w->cfg->device, "auto") ? "cuda" : w->cfg->device, &err);
+	if (!w->ops && !strcmp(w->cfg->device, "auto")) {
+		td_log(TD_LOG_INFO, "the CPU is used: %s", err.text);
+		w->ops = td_ops_find("cpu", &err);
+	}
 	if (!w->ops || w->ops->open(&w->dev, &opt, &err))
 		td_worker_fail(w, &err);
 	open_exchange(w);

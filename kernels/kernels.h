@@ -297,6 +297,9 @@ struct td_ops {
 	int (*exchange_create)(struct td_dev *, size_t bytes, void **base, uint8_t handle[TD_HANDLE_BYTES], struct td_error *);
 	int (*exchange_open)(struct td_dev *, const uint8_t handle[TD_HANDLE_BYTES], void **base, struct td_error *);
 	void (*exchange_close)(struct td_dev *, void *base, int owner);
+	/* Tests: an access to memory that is not there, by the device; the next operation that syncs fails with TD_E_DEVICE, as after a real one. NULL on
+	 * a backend without such a thing. */
+	void (*fault)(struct td_dev *);
 };
 
 /* "cpu", "cuda" or "auto" (cuda where a device and the module are there, else cpu). NULL + err when that backend can't be had. */

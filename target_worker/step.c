@@ -199,6 +199,7 @@ int td__target_prefill(struct td_target *t, struct td_error *err)
 	t->ops->upload(t->dev, t->ids, t->ids_host, sizeof(int32_t) * (size_t)n_rows);
 	t->ops->batch_set(t->dev, &p.batch);
 	td_fault_spot("target.step");
+	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
 	td__target_forward(t, &p.batch, p.features);
 	prefill_progress(t, &p, ended, &n_ended);
 	if (n_ended && (rc = prefill_sample(t, &p, ended, n_ended, err)))
@@ -337,6 +338,7 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 	t->ops->batch_set(t->dev, &p.batch);
 	decode_ids(t, &p, refeed);
 	td_fault_spot("target.step");
+	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
 	td__target_forward(t, &p.batch, p.features);
 	if ((rc = t->ops->sync(t->dev, err)))
 		return rc;

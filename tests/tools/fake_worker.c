@@ -5,6 +5,9 @@
  * Tokens: the answer repeats the prompt: output token i is prompt[(i + shift) % n_prompt], shift = seed with a temperature, else 0. So a test
  * chooses the answer's text by the prompt, and a request that is fed again after a crash must come out the same.
  *
+ * Told "cuda", the exchange region is "device memory": the target's Ready has a handle that names its process, and the drafter wants that of a
+ * living one, when it starts and before each step: what it would otherwise touch is not there any more.
+ *
  * Misbehaviour is set in FAKE_TARGET and FAKE_DRAFTER, words separated by commas:
  *   step_us=N     a step takes so long                       load_ms=N      loading takes so long
  *   exit          ends at once                               fail=CODE      Failure instead of Ready
@@ -13,6 +16,10 @@
  *   poison=ID     aborts at a step with a prompt that begins with this id
  *   bad=WHAT      from the 3rd commit on: slot, epoch, run, count, position, token, missing, kind, done, refuse, head (of the ring)
  *   version=N     in Hello                                   forget         does not take over the arena
+ *   text=WORDS    what Failure says (no commas)                print=N        N lines to stderr when ready, and half a one when it dies
+ *   fault_at=N    Failure "device" at its N-th step, as after a GPU's fault
+ *   gpu_only=CODE this Failure when told cuda                  mps_only=CODE  this Failure under MPS
+ *   no_handle     Ready without the handle
  *   once=FILE     all of this only for the process that creates FILE
  */
 #include <errno.h>
@@ -51,7 +58,8 @@ static struct {
 	int shm_fd, events_fd, arena_fd;
 	uint32_t epoch, step;
 	uint64_t steps, commits;
-	int draining;
+	int draining, gpu;
+	uint8_t handle[TD_HANDLE_BYTES]; /* of the exchange region */
 	struct slot slot[TD_SLOTS_MAX];
 } w;
 
@@ -157,11 +165,13 @@ static void say_failure(const char *code)
 {
 	Tandem__Worker__Failure f = TANDEM__WORKER__FAILURE__INIT;
 	Tandem__Worker__Message m = TANDEM__WORKER__MESSAGE__INIT;
-	char name[64];
+	char name[64], text[256] = "the fake worker was told to fail";
 
 	snprintf(name, sizeof(name), "%.*s", (int)strcspn(code, ","), code);
 	f.code = name;
-	f.text = (char *)"the fake worker was told to fail";
+	if (lever("text"))
+		snprintf(text, sizeof(text), "%.*s", (int)strcspn(lever("text"), ","), lever("text"));
+	f.text = text;
 	m.failure = &f;
 	say(&m, TANDEM__WORKER__MESSAGE__BODY_FAILURE);
 	_exit(1);
@@ -204,13 +214,70 @@ static void say_ready(int imported)
 	Tandem__Worker__Ready r = TANDEM__WORKER__READY__INIT;
 	Tandem__Worker__Message m = TANDEM__WORKER__MESSAGE__INIT;
 
-	r.device = (char *)"pretence";
+	r.device = (char *)(w.gpu ? "pretence of a GPU" : "pretence");
 	r.weights_bytes = ARENA_BYTES;
 	r.cache_bytes = 4096;
 	r.load_us = 1000;
 	r.imported = imported;
+	if (w.gpu && w.is_target && !lever("no_handle")) {
+		snprintf((char *)w.handle, sizeof(w.handle), "%d", (int)getpid());
+		r.has_exchange = 1;
+		r.exchange = (ProtobufCBinaryData){sizeof(w.handle), w.handle};
+	}
 	m.ready = &r;
 	say(&m, TANDEM__WORKER__MESSAGE__BODY_READY);
+}
+
+/* The region can be touched: its owner lives. */
+static void touch_exchange(void)
+{
+	if (w.is_target || !w.gpu)
+		return;
+	if (kill((pid_t)atoi((char *)w.handle), 0) < 0) {
+		fprintf(stderr, "fake drafter: the exchange region of process %s is gone\n", (char *)w.handle);
+		say_failure("device");
+	}
+}
+
+static void take_device(const Tandem__Worker__Configure *c)
+{
+	w.gpu = !strcmp(c->device, "cuda");
+	if (w.gpu && lever("gpu_only"))
+		say_failure(lever("gpu_only"));
+	if (getenv("CUDA_MPS_PIPE_DIRECTORY") && lever("mps_only"))
+		say_failure(lever("mps_only"));
+	if (w.gpu == w.shm->cfg.host_exchange || c->has_exchange != (w.gpu && !w.is_target) || (c->has_exchange && c->exchange.len != sizeof(w.handle)))
+		_exit(10);
+	if (c->has_exchange)
+		memcpy(w.handle, c->exchange.data, sizeof(w.handle));
+	touch_exchange();
+}
+
+static void print_lines(void)
+{
+	char env[] = "CUDA_MPS_PIPE_DIRECTORY";
+	long n = number("print", 0);
+
+	for (long i = 0; i < n; i++)
+		fprintf(stderr, "line %ld of %ld\n", i + 1, n);
+	if (n)
+		fprintf(stderr, "MPS folder: %s, share: %s\n", getenv(env) ? getenv(env) : "none",
+			getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") ? getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE") : "all");
+}
+
+static void step_levers(void)
+{
+	touch_exchange();
+	w.steps++;
+	if (number("crash_at", -1) == (long)w.steps) {
+		if (lever("print"))
+			fprintf(stderr, "%4000s last words", "");
+		abort();
+	}
+	if (number("hang_at", -1) == (long)w.steps)
+		hang();
+	if (number("fault_at", -1) == (long)w.steps)
+		say_failure("device");
 }
 
 static void take_fds(const Tandem__Worker__Configure *c)
@@ -255,6 +322,7 @@ static void start(const char *path)
 		_exit(6); /* the drafter must be told of the target's arena */
 	w.epoch = m->configure->epoch;
 	take_fds(m->configure);
+	take_device(m->configure);
 	tandem__worker__message__free_unpacked(m, NULL);
 	w.stats = w.is_target ? &w.shm->stats_target : &w.shm->stats_drafter;
 	w.bell = w.is_target ? &w.shm->bell_target : &w.shm->bell_drafter;
@@ -268,6 +336,7 @@ static void start(const char *path)
 		say_failure(lever("fail"));
 	if (lever("hang_load"))
 		hang();
+	print_lines();
 	say_ready(arena());
 }
 
@@ -464,10 +533,7 @@ static int target_step(void)
 	w.step++;
 	if (present && w.step > TD_FEATURE_BUFS && !wait_drafter(w.step - TD_FEATURE_BUFS))
 		return 1;
-	if (number("crash_at", -1) == (long)++w.steps)
-		abort();
-	if (number("hang_at", -1) == (long)w.steps)
-		hang();
+	step_levers();
 	sleep_us(number("step_us", 0));
 	rec = &w.shm->step[w.step % TD_STEPS];
 	rec->epoch = w.epoch;
@@ -510,10 +576,7 @@ static int drafter_work(void)
 	}
 	atomic_store(&w.stats->busy, 1);
 	w.step++;
-	if (number("crash_at", -1) == (long)++w.steps)
-		abort();
-	if (number("hang_at", -1) == (long)w.steps)
-		hang();
+	step_levers();
 	if (w.shm->step[w.step % TD_STEPS].epoch != w.epoch || w.shm->step[w.step % TD_STEPS].number != w.step) {
 		fprintf(stderr, "fake drafter: step record %u is not there\n", w.step);
 		_exit(9);

@@ -475,6 +475,7 @@ static void add_status(const Tandem__Status *s)
 
 		add(" %s=%s restarts_%s=%u pid_%s=%u imported_%s=%d", w->role, w->state, w->role, w->restarts, w->role, w->pid, w->role, w->imported);
 	}
+	add(" sharing=\"%s\"", s->sharing ? s->sharing : "none");
 	add(" last_error=%s", s->last_error ? s->last_error : "none");
 }
 
