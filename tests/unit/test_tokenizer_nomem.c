@@ -1,8 +1,7 @@
 /*
  * Out of memory: whichever allocation fails while a tokenizer is loaded, a text encoded or decoded or a chat rendered, the call says so with a
- * code, leaves its outputs alone and loses nothing. The allocator of this program (and so of the libraries under it) fails on demand and counts
- * what is alive. jansson is left out: its scanner asserts instead of returning when its buffer can't grow. Not under ASan, which has an allocator
- * of its own.
+ * code, leaves its outputs alone and loses nothing. The libraries under it share the allocator that fails; jansson is left out: its scanner asserts
+ * instead of returning when its buffer can't grow.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,51 +17,9 @@
 
 #include "engine/chat_template.h"
 #include "engine/tokenizer.h"
+#include "failing_alloc.h"
 
-#ifndef __SANITIZE_ADDRESS__
-
-extern void *__libc_malloc(size_t n);
-extern void *__libc_calloc(size_t n, size_t size);
-extern void *__libc_realloc(void *p, size_t n);
-extern void __libc_free(void *p);
-
-static long fail_at; /* the how-many-th allocation from now on fails; 0: none */
-static long alive;
-
-static int fails(void)
-{
-	return fail_at && !--fail_at;
-}
-
-void *malloc(size_t n)
-{
-	void *p = fails() ? NULL : __libc_malloc(n);
-
-	alive += p != NULL;
-	return p;
-}
-
-void *calloc(size_t n, size_t size)
-{
-	void *p = fails() ? NULL : __libc_calloc(n, size);
-
-	alive += p != NULL;
-	return p;
-}
-
-void *realloc(void *old, size_t n)
-{
-	void *p = fails() ? NULL : __libc_realloc(old, n);
-
-	alive += p && !old;
-	return p;
-}
-
-void free(void *p)
-{
-	alive -= p != NULL;
-	__libc_free(p);
-}
+#if FAILING_ALLOC
 
 static struct td_tokenizer *small;
 static char path[] = "/tmp/td-nomem-XXXXXX";
@@ -112,13 +69,13 @@ static long loop(attempt *run)
 	int code;
 
 	for (n = 1;; n++) {
-		before = alive;
-		fail_at = n;
+		before = alloc_alive;
+		alloc_countdown = n;
 		code = run();
-		left = fail_at;
-		fail_at = 0;
-		if (alive != before)
-			fail_msg("allocation %ld: %ld more are alive than before", n, alive - before);
+		left = alloc_countdown;
+		alloc_countdown = 0;
+		if (alloc_alive != before)
+			fail_msg("allocation %ld: %ld more are alive than before", n, alloc_alive - before);
 		if (left)
 			break;
 		/* Some failures are survived: without machine code the pattern is interpreted, and a text that can't be shrunk stays large. */

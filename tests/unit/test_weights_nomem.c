@@ -1,6 +1,6 @@
 /*
  * test_weights_nomem.c: whichever allocation fails while a sharded checkpoint is opened and loaded, the call says so, leaves no arena, no weights and
- * no memory behind; or it does without (the C library's sort can) and the weights are the same as ever. The allocator of this program fails on demand and counts what is alive; not under ASan, which has its own.
+ * no memory behind; or it does without (the C library's sort can) and the weights are the same as ever.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,50 +11,10 @@
 
 #include "checkpoint.h"
 #include "engine/model.h"
+#include "failing_alloc.h"
 #include "fake_ops.h"
 
-#ifndef __SANITIZE_ADDRESS__
-
-extern void *__libc_malloc(size_t n);
-extern void *__libc_calloc(size_t n, size_t size);
-extern void *__libc_realloc(void *p, size_t n);
-extern void __libc_free(void *p);
-
-/* The how-many-th allocation from now on fails, 0 = none; blocks not freed yet. Volatile, for to the compiler malloc and free are built-ins that touch
- * no variable of ours. */
-static volatile long fail_at, alive;
-
-static void *count(void *p, void *old)
-{
-	alive += p && !old;
-	return p;
-}
-
-static int due(void)
-{
-	return fail_at && !--fail_at;
-}
-
-void *malloc(size_t n)
-{
-	return due() ? NULL : count(__libc_malloc(n), NULL);
-}
-
-void *calloc(size_t n, size_t size)
-{
-	return due() ? NULL : count(__libc_calloc(n, size), NULL);
-}
-
-void *realloc(void *old, size_t n)
-{
-	return due() ? NULL : count(__libc_realloc(old, n), old);
-}
-
-void free(void *p)
-{
-	alive -= p != NULL;
-	__libc_free(p);
-}
+#if FAILING_ALLOC
 
 /* Two shards at odd addresses, so that the aligned copies are made too. */
 static void write_model(const char *dir)
@@ -92,13 +52,13 @@ static void test_nomem(void **state)
 	write_model(scratch_make(dir));
 	for (n = 0;; n++) { /* n = 0 lets all succeed and settles what libraries keep for themselves */
 		fake_finish();
-		before = alive;
+		before = alloc_alive;
 		memset(&err, 0, sizeof(err));
-		fail_at = n;
+		alloc_countdown = n;
 		rc = td_target_weights_load(&fake_ops, NULL, dir, NULL, &w, print, &err);
-		if (n && fail_at) /* fewer allocations than that: all have had their turn */
+		if (n && alloc_countdown) /* fewer allocations than that: all have had their turn */
 			break;
-		fail_at = 0;
+		alloc_countdown = 0;
 		if (n == 0) {
 			assert_int_equal(rc, 0);
 			first = *w;
@@ -114,10 +74,10 @@ static void test_nomem(void **state)
 		assert_int_equal(err.code, rc);
 		wrong_code += rc != TD_E_NOMEM;
 		fake_finish();
-		if (alive != before)
-			fail_msg("allocation %d failed: %ld blocks leaked (%s)", n, alive - before, err.text);
+		if (alloc_alive != before)
+			fail_msg("allocation %d failed: %ld blocks leaked (%s)", n, alloc_alive - before, err.text);
 	}
-	fail_at = 0;
+	alloc_countdown = 0;
 	assert_int_equal(rc, 0);
 	td_target_weights_free(&fake_ops, NULL, w);
 	fake_finish();
