@@ -118,11 +118,12 @@ struct td_logpipe {
 	uv_poll_t poll;
 	int fd;
 	const char *who;
+	enum td_log_level level;
 	size_t n;
 	char line[TD_LOG_LINE]; /* [0, n): its end has not come yet */
 };
-/* *far_end is the child's, to be closed here once it has it. */
-int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, int *far_end, struct td_error *err);
+/* *far_end is the child's, to be closed here once it has it. `level`: of lines that are not from a log such as ours. */
+int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, enum td_log_level level, int *far_end, struct td_error *err);
 /* Reads what is left and closes; `closed` gets a handle with this data. */
 void td_logpipe_close(struct td_logpipe *p, void *data, uv_close_cb closed);
 

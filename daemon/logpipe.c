@@ -18,7 +18,7 @@ enum { READS_PER_TURN = 16 }; /* one that prints without end must not keep the l
 static void line_end(struct td_logpipe *p)
 {
 	if (p->n)
-		td_log_relay(p->who, p->line, p->n);
+		td_log_relay(p->who, p->level, p->line, p->n);
 	p->n = 0;
 }
 
@@ -61,7 +61,7 @@ static void on_readable(uv_poll_t *poll, int status, int events)
 		uv_poll_stop(&p->poll); /* its exit follows */
 }
 
-int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, int *far_end, struct td_error *err)
+int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, enum td_log_level level, int *far_end, struct td_error *err)
 {
 	int fd[2];
 
@@ -69,6 +69,7 @@ int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, 
 		return td_error_set(err, TD_E_LIMIT, "cannot make a pipe: %s", strerror(errno));
 	fcntl(fd[0], F_SETFL, O_NONBLOCK);
 	p->who = who;
+	p->level = level;
 	p->fd = fd[0];
 	p->n = 0;
 	uv_poll_init(&d->loop, &p->poll, p->fd);

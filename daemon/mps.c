@@ -229,8 +229,12 @@ static int spawn(struct td_daemon *d, struct td_mps_life *l, struct td_error *er
 
 	if (!env)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
-	if ((rc = td_logpipe_open(d, &l->printed, "mps", &printed, err)) == 0) {
-		uv_stdio_container_t stdio[3] = {{.flags = UV_IGNORE}, {.flags = UV_IGNORE} /* repeats its log file */, {.flags = UV_INHERIT_FD, .data.fd = printed}};
+	if ((rc = td_logpipe_open(d, &l->printed, "mps", TD_LOG_INFO, &printed, err)) == 0) {
+		uv_stdio_container_t stdio[3] = {
+			{.flags = UV_IGNORE},
+			{.flags = UV_INHERIT_FD, .data.fd = printed}, /* its log: in the foreground it writes no file */
+			{.flags = UV_INHERIT_FD, .data.fd = printed},
+		};
 		uv_process_options_t o = {.exit_cb = on_exit_of, .file = d->mps.program, .args = argv, .env = env, .stdio = stdio, .stdio_count = 3,
 					  .flags = UV_PROCESS_DETACHED};
 
@@ -257,7 +261,7 @@ static void start(struct td_daemon *d, uint64_t now)
 	struct td_error err;
 
 	if (sweep(m)) {
-		td_log(TD_LOG_WARN, "an MPS daemon that an earlier tandemd left behind is ended");
+		td_log(TD_LOG_WARN, "what is left of an earlier MPS daemon in this runtime folder is ended");
 		m->retry_us = now + SWEPT_US;
 		return;
 	}

@@ -213,10 +213,9 @@ static size_t head_parse(const char *line, size_t n, enum td_log_level *level)
 	return 0;
 }
 
-void td_log_relay(const char *who, const char *text, size_t n)
+void td_log_relay(const char *who, enum td_log_level level, const char *text, size_t n)
 {
 	char line[2048]; /* below PIPE_BUF */
-	enum td_log_level level = TD_LOG_WARN;
 	size_t head = head_parse(text, n, &level), at;
 
 	if (n > TD_LOG_LINE)

@@ -17,10 +17,10 @@ void td_log_open(const char *who, enum td_log_level level); /* `who`: tandemd, t
 int td_log_file(const char *path, struct td_error *err); /* also append to this file; reopened by td_log_reopen (SIGHUP, logrotate) */
 int td_log_reopen(struct td_error *err);
 void td_log(enum td_log_level level, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* A line of another process, without its end. One that begins as ours do is taken as it is and by its own level; any other is put under `who` as a
- * warning. At most TD_LOG_LINE bytes. */
+/* A line of another process, without its end. One that begins as ours do is taken as it is and by its own level; any other is put under `who`
+ * and `level`. At most TD_LOG_LINE bytes. */
 enum { TD_LOG_LINE = 1920 };
-void td_log_relay(const char *who, const char *line, size_t n);
+void td_log_relay(const char *who, enum td_log_level level, const char *line, size_t n);
 int td_log_level_parse(const char *text); /* -1 when unknown */
 unsigned long td_log_dropped(void);
 

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "engine/fault.h"
+#include "kernels/kernels.h"
 
 /* Wait status of a child that arms `spec` and runs through `spot`; SIGALRM means that it hung. */
 static int child(const char *spec, const char *spot, int visits)
@@ -76,9 +77,48 @@ static void misspelt(void **state)
 	assert_int_equal(child("log.full", "target.stepp", 1), -SIGABRT);
 }
 
+static int gpu_faults;
+
+static void gpu_fault(struct td_dev *dev)
+{
+	assert_null(dev);
+	gpu_faults++;
+}
+
+static void of_the_device(void **state)
+{
+	static const struct td_ops can = {.name = "pretence", .fault = gpu_fault};
+	int status;
+	pid_t pid;
+
+	(void)state;
+	td_fault_arm("drafter.gpu.fault:2");
+	for (int i = 0; i < 4; i++) {
+		td_fault_gpu("target.gpu.fault", &can, NULL);
+		td_fault_gpu("drafter.gpu.fault", &can, NULL);
+		assert_int_equal(gpu_faults, i > 0);
+	}
+	pid = fork();
+	assert_true(pid >= 0);
+	if (pid == 0) { /* a backend that can't must not let the test pass */
+		static const struct td_ops cannot = {.name = "pretence"};
+		struct rlimit no_core = {0, 0};
+
+		setrlimit(RLIMIT_CORE, &no_core);
+		signal(SIGABRT, SIG_DFL);
+		td_fault_arm("target.gpu.fault");
+		td_fault_gpu("target.gpu.fault", &cannot, NULL);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(pid, &status, 0), pid);
+	assert_true(WIFSIGNALED(status));
+	assert_int_equal(WTERMSIG(status), SIGABRT);
+}
+
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(once_at_the_visit), cmocka_unit_test(spots), cmocka_unit_test(misspelt)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(once_at_the_visit), cmocka_unit_test(spots), cmocka_unit_test(misspelt),
+					    cmocka_unit_test(of_the_device)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -229,6 +229,44 @@ static void levels(void **state)
 	assert_int_equal(td_log_level_parse(""), -1);
 }
 
+static void relay(const char *text)
+{
+	td_log_relay("target", TD_LOG_WARN, text, strlen(text));
+}
+
+static void lines_of_others(void **state)
+{
+	static const char own[] = "2026-01-02T03:04:05.678Z info  target: from its log";
+	char longest[5000], *text, *at;
+	struct td_error err = {0};
+
+	(void)state;
+	unlink(path);
+	td_log_open("tandemd", TD_LOG_INFO);
+	assert_int_equal(td_log_file(path, &err), 0);
+	relay(own);
+	relay("bare \x1b[31mtext");
+	relay("2026-01-02T03:04:05.678Z debug target: below the level");
+	relay("2026-01-02T03:04:05.678Z loud  target: no such level");
+	relay("2026-01-02T03:04:05.678Z");
+	relay("");
+	memset(longest, 'x', sizeof(longest));
+	td_log_relay("target", TD_LOG_WARN, longest, sizeof(longest));
+	td_log_relay("target", TD_LOG_DEBUG, "bare, below the level", 21);
+	text = content(path);
+	assert_int_equal(lines(text), 6);
+	assert_memory_equal(text, own, sizeof(own) - 1);
+	assert_int_equal(text[sizeof(own) - 1], '\n');
+	assert_non_null(strstr(text, " warn  target: bare  [31mtext\n"));
+	assert_non_null(strstr(text, " warn  target: 2026-01-02T03:04:05.678Z loud  target: no such level\n"));
+	assert_non_null(strstr(text, " warn  target: 2026-01-02T03:04:05.678Z\n"));
+	assert_null(strstr(text, "below"));
+	at = strstr(text, "target: xxx");
+	assert_non_null(at);
+	assert_int_equal(strspn(at + 8, "x"), TD_LOG_LINE);
+	assert_int_equal(td_log_dropped(), 0);
+}
+
 static int setup(void **state)
 {
 	(void)state;
@@ -250,7 +288,7 @@ static int teardown(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(one_line_per_event), cmocka_unit_test(rotation), cmocka_unit_test(disk_full), cmocka_unit_test(line_cut),
+		cmocka_unit_test(lines_of_others), cmocka_unit_test(one_line_per_event), cmocka_unit_test(rotation), cmocka_unit_test(disk_full), cmocka_unit_test(line_cut),
 		cmocka_unit_test(lever), cmocka_unit_test(bad_paths), cmocka_unit_test(stderr_is_a_pipe), cmocka_unit_test(many_threads),
 		cmocka_unit_test(levels),
 	};
