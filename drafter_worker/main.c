@@ -14,13 +14,10 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 	struct td_drafter_weights *weights = NULL;
 	struct td_memplan_worker plan;
 	struct td_arena kept;
-	struct td_load how = {.expand = w->cfg->expand, .progress = td_worker_progress, .ctx = w};
+	struct td_load how = td_worker_how(w, fingerprint, &kept);
 	struct td_error err;
 
-	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, how.expand, fingerprint, &err))
-		td_worker_fail(w, &err);
-	*imported = td_worker_kept(w, fingerprint, &kept);
-	how.kept = *imported ? &kept : NULL;
+	*imported = how.kept != NULL;
 	if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &plan, &err))
 		td_worker_fail(w, &err);
 	td_worker_fits(w, &plan, *imported);
@@ -60,19 +57,16 @@ static void map_target(struct td_worker *w, struct td_drafter_options *opt, stru
 				       .group = (int)a->head->group, .data = shared(w, arena, a->head, "head")};
 }
 
-static void work(struct td_worker *w, struct td_drafter *d)
+static int step(void *d, struct td_error *err)
 {
-	struct td_error err;
+	return td_drafter_work(d, err);
+}
 
-	for (;;) {
-		uint32_t seen = atomic_load(&w->bell->count);
-		int rc = td_drafter_work(d, &err);
-
-		if (rc < 0)
-			td_worker_fail(w, &err);
-		if (rc == 0)
-			td_worker_sleep(w, seen, 1);
-	}
+/* A drafter has nothing of its own to end: what it follows is the target's. */
+static int active(const void *d)
+{
+	(void)d;
+	return 0;
 }
 
 int main(int argc, char **argv)
@@ -99,5 +93,5 @@ int main(int argc, char **argv)
 		td_worker_fail(&w, &err);
 	td_worker_keep(&w, &weights->arena, fingerprint, NULL, NULL);
 	td_worker_ready(&w, weights->arena.size, td_drafter_cache_bytes(&opt), imported);
-	work(&w, d);
+	td_worker_run(&w, d, step, active);
 }

@@ -176,24 +176,9 @@ void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, c
 	open_device(w);
 }
 
-void td_worker_finish(struct td_worker *w)
-{
-	td_control_close(&w->control);
-	if (w->dev)
-		w->ops->close(w->dev);
-	td_shm_unmap(w->shm);
-	if (w->cfg)
-		tandem__worker__configure__free_unpacked(w->cfg, NULL);
-	if (w->event_fd >= 0)
-		close(w->event_fd);
-	w->shm = NULL;
-	w->dev = NULL;
-	w->cfg = NULL;
-}
-
 /* ---- loading ------------------------------------------------------------------------------------------------------------------------ */
 
-void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t total)
+static void progress(void *ctx, const char *stage, uint64_t done, uint64_t total)
 {
 	struct td_worker *w = ctx;
 	Tandem__Worker__Progress p = TANDEM__WORKER__PROGRESS__INIT;
@@ -208,7 +193,7 @@ void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t to
 	atomic_fetch_add(&w->stats->progress, 1);
 }
 
-int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena *kept)
+static int take_over(struct td_worker *w, const char *fingerprint, struct td_arena *kept)
 {
 	const Tandem__Worker__Arena *a = w->cfg->own;
 	struct td_error err;
@@ -236,6 +221,17 @@ int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena
 	if (rc)
 		td_log(TD_LOG_WARN, "the kept weights can't be used (%s); loading anew", err.text);
 	return !rc;
+}
+
+struct td_load td_worker_how(struct td_worker *w, char fingerprint[256], struct td_arena *kept)
+{
+	struct td_load how = {.expand = w->cfg->expand, .progress = progress, .ctx = w};
+	struct td_error err;
+
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, how.expand, fingerprint, &err))
+		td_worker_fail(w, &err);
+	how.kept = take_over(w, fingerprint, kept) ? kept : NULL;
+	return how;
 }
 
 void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported)
@@ -351,7 +347,9 @@ void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache
 	pthread_detach(w->thread);
 }
 
-void td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
+/* ---- work --------------------------------------------------------------------------------------------------------------------------- */
+
+static void sleep_until_rung(struct td_worker *w, uint32_t seen, int idle)
 {
 	if (idle && atomic_load(&w->draining)) {
 		td_log(TD_LOG_INFO, "drained");
@@ -360,4 +358,19 @@ void td_worker_sleep(struct td_worker *w, uint32_t seen, int idle)
 	atomic_store(&w->stats->busy, 0);
 	td_bell_wait(w->bell, seen, 1000);
 	atomic_store(&w->stats->busy, 1);
+}
+
+_Noreturn void td_worker_run(struct td_worker *w, void *engine, int (*step)(void *engine, struct td_error *err), int (*active)(const void *engine))
+{
+	struct td_error err;
+
+	for (;;) {
+		uint32_t seen = atomic_load(&w->bell->count); /* before the look at the work: what comes after it rings again */
+		int rc = step(engine, &err);
+
+		if (rc < 0)
+			td_worker_fail(w, &err);
+		if (rc == 0)
+			sleep_until_rung(w, seen, !active(engine));
+	}
 }

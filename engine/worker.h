@@ -1,7 +1,7 @@
 /*
  * worker.h: the process around a worker's engine: what target and drafter have in common.
  *
- * Start: arguments, death with the parent, Hello, the descriptors and Configure, the device. Then the worker loads (td_worker_progress), offers
+ * Start: arguments, death with the parent, Hello, the descriptors and Configure, the device. Then the worker loads (td_worker_how), offers
  * its arena to be kept (td_worker_keep), says Ready, and a thread of its own answers control messages from then on. It ends the process when
  * tandemd is gone. A worker that can't go on calls td_worker_fail: Failure to tandemd, one line to the log, exit code 1.
  */
@@ -39,10 +39,9 @@ struct td_worker {
 /* argv: --control PATH. Returns with Configure received, shm mapped, device open; never returns on failure. */
 void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv);
 _Noreturn void td_worker_fail(struct td_worker *w, const struct td_error *err);
-/* a td_progress, ctx = struct td_worker */
-void td_worker_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
-/* A predecessor's arena of weights, if its fingerprint and checksums say that it is intact: 1 and *kept filled (the caller's load takes it), else 0. */
-int td_worker_kept(struct td_worker *w, const char *fingerprint, struct td_arena *kept);
+/* How the worker loads: progress goes to tandemd, and a predecessor's arena is taken over (in *kept, how.kept) if its fingerprint and checksums say that
+ * it is intact. Writes the fingerprint that the weights must have. */
+struct td_load td_worker_how(struct td_worker *w, char fingerprint[256], struct td_arena *kept);
 /* Before anything is allocated: fails with what to lower when the worker's part of the plan is larger than what the device has free. Weights that were
  * imported are there already. */
 void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported);
@@ -50,9 +49,8 @@ void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, i
 void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
 /* Ready, and starts the control thread. */
 void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache_bytes, int imported);
-/* Between two looks at the work: sleeps until the bell rings. Ends the process (exit 0) when draining and `idle`. */
-void td_worker_sleep(struct td_worker *w, uint32_t seen, int idle);
-/* Releases what start took; for a clean exit. */
-void td_worker_finish(struct td_worker *w);
+/* Works until tandemd says Drain and nothing is active, then ends the process (exit 0). `step`: what was done (> 0), 0: nothing to do until the bell
+ * rings, < 0: the error that the worker ends with. */
+_Noreturn void td_worker_run(struct td_worker *w, void *engine, int (*step)(void *engine, struct td_error *err), int (*active)(const void *engine));
 
 #endif

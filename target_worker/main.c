@@ -13,13 +13,10 @@ static struct td_target_weights *load(struct td_worker *w, int *imported, char f
 	struct td_target_weights *weights = NULL;
 	struct td_memplan_worker plan;
 	struct td_arena kept;
-	struct td_load how = {.expand = w->cfg->expand, .progress = td_worker_progress, .ctx = w};
+	struct td_load how = td_worker_how(w, fingerprint, &kept);
 	struct td_error err;
 
-	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, how.expand, fingerprint, &err))
-		td_worker_fail(w, &err);
-	*imported = td_worker_kept(w, fingerprint, &kept);
-	how.kept = *imported ? &kept : NULL;
+	*imported = how.kept != NULL;
 	if (td_memplan_target(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, (int)w->cfg->kv_pages, &plan, &err))
 		td_worker_fail(w, &err);
 	td_worker_fits(w, &plan, *imported);
@@ -29,19 +26,14 @@ static struct td_target_weights *load(struct td_worker *w, int *imported, char f
 	return weights;
 }
 
-static void work(struct td_worker *w, struct td_target *t)
+static int step(void *t, struct td_error *err)
 {
-	struct td_error err;
+	return td_target_work(t, err);
+}
 
-	for (;;) {
-		uint32_t seen = atomic_load(&w->bell->count);
-		int rc = td_target_work(t, &err);
-
-		if (rc < 0)
-			td_worker_fail(w, &err);
-		if (rc == 0)
-			td_worker_sleep(w, seen, !td_target_active(t));
-	}
+static int active(const void *t)
+{
+	return td_target_active(t);
 }
 
 int main(int argc, char **argv)
@@ -69,5 +61,5 @@ int main(int argc, char **argv)
 		td_worker_fail(&w, &err);
 	td_worker_keep(&w, &weights->arena, fingerprint, &weights->embed, &weights->head);
 	td_worker_ready(&w, weights->arena.size, td_target_cache_bytes(&opt), imported);
-	work(&w, t);
+	td_worker_run(&w, t, step, active);
 }
