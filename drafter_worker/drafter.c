@@ -26,7 +26,7 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 
 	td_drafter_buffers(&d->w->cfg, &d->shm->cfg, d->ops->act, b);
 	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
-		if (!(b[i].data = d->ops->alloc(d->dev, td_buffer_bytes(b[i]), err)))
+		if (td_buffer_bytes(b[i]) && !(b[i].data = d->ops->alloc(d->dev, td_buffer_bytes(b[i]), err)))
 			return td_error_prefix(err, "drafter: buffers of %d slots (lower engine.slots or engine.chunk)", d->n_slots);
 	d->fused = b[TD_DB_FUSED];
 	d->context_row = b[TD_DB_CONTEXT_ROW];
@@ -43,6 +43,8 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 	d->table = b[TD_DB_TABLE].data;
 	d->ids = b[TD_DB_IDS].data;
 	d->sampling = b[TD_DB_SAMPLING].data;
+	if (d->ops->lend)
+		d->ops->lend(d->dev, b[TD_DB_SCRATCH].data, td_buffer_bytes(b[TD_DB_SCRATCH]));
 	return 0;
 }
 
@@ -99,6 +101,8 @@ void td_drafter_destroy(struct td_drafter *d)
 {
 	if (!d)
 		return;
+	if (d->ops->lend)
+		d->ops->lend(d->dev, d->buffer[TD_DB_SCRATCH].data, 0);
 	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
 		d->ops->free(d->dev, d->buffer[i].data);
 	d->ops->free(d->dev, d->cache);
@@ -132,7 +136,7 @@ static int entry_check(const struct td_drafter *d, const struct td_step *s, cons
 
 static void batch_add(struct td_batch *b, struct td_seq *seq, int slot, int row0, int rows, int pos0)
 {
-	seq[b->n_seq++] = (struct td_seq){.slot = slot, .row0 = row0, .rows = rows, .pos0 = pos0};
+	seq[b->n_seq++] = (struct td_seq){.slot = slot, .row0 = row0, .rows = rows, .pos0 = pos0, .commit = rows > TD_BLOCK_MAX /* of a prompt */};
 	if (row0 + rows > b->n_rows)
 		b->n_rows = row0 + rows;
 	if (rows > b->max_rows)

@@ -10,7 +10,7 @@
 
 #include "kernels/pack.h"
 
-/* Context, cuBLAS workspace, kernels' scratch, CUDA module. */
+/* Context, cuBLAS and its workspace, code of the CUDA module. */
 #define CONTEXT_BYTES ((uint64_t)600 << 20)
 #define GIB ((double)(1 << 30))
 #define MIB ((double)(1 << 20))
@@ -23,6 +23,12 @@ static int max(int a, int b)
 static struct td_tensor shape(enum td_dtype dtype, int rows, size_t cols)
 {
 	return (struct td_tensor){ NULL, dtype, rows, (int)cols, (int)cols };
+}
+
+/* Backends with BF16 activations are the CUDA module. In MiB, for a table of ints. */
+static struct td_tensor scratch(enum td_dtype act, const struct td_scratch_of *of)
+{
+	return shape(TD_U8, act == TD_BF16 ? (int)(td_scratch_cuda(of) >> 20) : 0, (size_t)1 << 20);
 }
 
 /* ---- buffers ------------------------------------------------------------------------------------------------------------------------------ */
@@ -44,6 +50,9 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
 	b[TD_TB_VERDICT] = shape(TD_U8, s->slots, sizeof(struct td_verdict));
 	b[TD_TB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
+	b[TD_TB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = rows, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,
+								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .context = s->context,
+								 .v_heads = c->v_heads, .v_dim = c->v_dim });
 }
 
 void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS])
@@ -61,6 +70,8 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 	b[TD_DB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_DB_IDS] = shape(TD_I32, 1, (size_t)block);
 	b[TD_DB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
+	b[TD_DB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = block, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,
+								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .context = s->context });
 }
 
 static uint64_t sum(const struct td_tensor *b, int n)

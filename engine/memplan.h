@@ -16,16 +16,16 @@
 enum td_target_buffer {
 	TD_TB_X, TD_TB_NORM, TD_TB_WIDE, TD_TB_BA, TD_TB_MIXED, TD_TB_GATE_UP, TD_TB_INNER, /* rows of a step */
 	TD_TB_PICKED, TD_TB_PICKED_NORM, TD_TB_LOGITS, /* rows that get logits */
-	TD_TB_TABLE, TD_TB_IDS, TD_TB_VERDICT, TD_TB_SAMPLING,
+	TD_TB_TABLE, TD_TB_IDS, TD_TB_VERDICT, TD_TB_SAMPLING, TD_TB_SCRATCH,
 	TD_TARGET_BUFFERS,
 };
 enum td_drafter_buffer {
 	TD_DB_FUSED, TD_DB_CONTEXT_ROW, TD_DB_KV_ROW, /* rows of features */
 	TD_DB_X, TD_DB_NORM, TD_DB_WIDE, TD_DB_MIXED, TD_DB_GATE_UP, TD_DB_INNER, TD_DB_TAIL, TD_DB_TAIL_NORM, TD_DB_LOGITS, /* rows of blocks */
-	TD_DB_TABLE, TD_DB_IDS, TD_DB_SAMPLING,
+	TD_DB_TABLE, TD_DB_IDS, TD_DB_SAMPLING, TD_DB_SCRATCH,
 	TD_DRAFTER_BUFFERS,
 };
-/* Shapes, data NULL; arrays of structs are counted in bytes (U8). */
+/* Shapes, data NULL; arrays of structs are counted in bytes (U8). Scratch is what the operations are lent (td_ops.lend); 0 rows on the CPU. */
 void td_target_buffers(const struct td_target_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_TARGET_BUFFERS]);
 void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS]);
 static inline size_t td_buffer_bytes(struct td_tensor b)

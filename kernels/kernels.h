@@ -240,7 +240,8 @@ struct td_ops {
 	void (*embed)(struct td_dev *, struct td_tensor table /* bf16 (V, H) */, const int32_t *ids /* device (R) */, struct td_tensor out /* act (R, H) */);
 	/* y = x * rsqrt(mean(x^2) + eps) * (zero_centred + w); qwen35 3.1, dflash 1.2 */
 	void (*rms_norm)(struct td_dev *, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
-	/* y = W x, or y += W x when `accumulate`. y is act or F32 (logits). */
+	/* y = W x, or y += W x when `accumulate`. y is act or F32 (logits). As many rows as the batch set last are that batch's: a backend may multiply
+	 * final rows (prefill) in another way than others, by their positions, but never by their company. */
 	void (*linear)(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 	/* y = silu(x[:, :I]) * x[:, I:] */
 	void (*swiglu)(struct td_dev *, struct td_tensor x /* (R, 2I) */, struct td_tensor y /* (R, I) */);
@@ -300,6 +301,10 @@ struct td_ops {
 	/* Tests: an access to memory that is not there, by the device; the next operation that syncs fails with TD_E_DEVICE, as after a real one. NULL on
 	 * a backend without such a thing. */
 	void (*fault)(struct td_dev *);
+	/* Memory that the operations work in, from the plan (td_scratch_cuda, kernels/pack.h), so that none is taken while serving; the larger of two loans
+	 * is used. bytes 0 takes `mem` back, before it is freed. NULL on a backend that needs none. */
+	void (*lend)(struct td_dev *, void *mem, size_t bytes);
+	uint64_t (*allocations)(struct td_dev *); /* of device memory, so far; NULL where nobody counts */
 };
 
 /* "cpu", "cuda" or "auto" (cuda where a device and the module are there, else cpu). NULL + err when that backend can't be had. */

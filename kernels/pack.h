@@ -1,6 +1,6 @@
 /*
- * pack.h: bytes of a packed linear map on each backend (td_ops.pack_bytes), as plain arithmetic that needs no backend: tandemd plans memory with it
- * and links no kernels. The backends use these same functions, so plan and arena can't differ. Their orders are described where they pack.
+ * pack.h: bytes of a packed linear map on each backend (td_ops.pack_bytes) and of what the CUDA operations work in (td_ops.lend), as plain arithmetic
+ * that needs no backend: tandemd plans memory with it and links no kernels. The backends use these same functions, so plan and arena can't differ. Their orders are described where they pack.
  */
 #ifndef TD_PACK_H
 #define TD_PACK_H
@@ -28,6 +28,30 @@ static inline size_t td_pack_bytes_cuda(enum td_weight_kind kind, int out, int i
 	if (kind == TD_W_BF16)
 		return (size_t)out * (size_t)in * 2;
 	return strips * units * (TD_PACK_STRIP * TD_PACK_UNIT / 2) + strips * groups * TD_PACK_STRIP * 2;
+}
+
+/* What an engine asks of the CUDA operations; a field that an engine has no use for is 0. */
+struct td_scratch_of {
+	int rows, logit_rows, vocab; /* rows of a step, rows that get logits */
+	int heads, kv_heads, head_dim, context;
+	int v_heads, v_dim; /* recurrent layers */
+};
+
+enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPAN = 2 * TD_PAGE /* attention: of a work item */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */ };
+
+/* The largest of: expanded weights or partial sums of a product; rotated queries, keys and values with the partial results of one work item over the
+ * whole context (of more items when there is room); outputs of the recurrent layers; processed logits. */
+static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
+{
+	size_t least = (size_t)64 << 20, spans = (size_t)(o->context + TD_SCRATCH_SPAN - 1) / TD_SCRATCH_SPAN + 1, dim = (size_t)o->head_dim;
+	size_t attention = (size_t)o->rows * ((size_t)o->heads + 2 * (size_t)o->kv_heads) * dim * 2 +
+			   (size_t)o->kv_heads * TD_SCRATCH_PAIRS * spans * (dim * 4 + 8);
+	size_t recurrent = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
+	size_t pieces = (size_t)(o->vocab + TD_SCRATCH_PIECE - 1) / TD_SCRATCH_PIECE;
+	size_t sampling = (size_t)o->logit_rows * ((size_t)o->vocab * 4 + pieces * 8 + 256), most = attention > recurrent ? attention : recurrent;
+
+	most = most > sampling ? most : sampling;
+	return ((most > least ? most : least) + ((size_t)2 << 20)) >> 20 << 20;
 }
 
 #endif

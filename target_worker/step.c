@@ -105,10 +105,13 @@ static void step_end(struct td_target *t, struct plan *p)
 
 /* ---- prefill ------------------------------------------------------------------------------------------------------------------------ */
 
-/* The oldest slots that still have prompt rows, up to a chunk of rows in all; a slot's part ends at a multiple of 64 or at its prompt's end. */
+/* Where a part of a prompt may end, so that its rows are multiplied alike in any company: what the backends multiply as one block. */
+enum { PREFILL_UNIT = 256, PREFILL_UNIT_SMALL = 64 };
+
+/* The oldest slots that still have prompt rows, up to a chunk of rows in all; a slot's part ends at a multiple of the unit or at its prompt's end. */
 static void prefill_plan(struct td_target *t, struct plan *p)
 {
-	int room = t->shm->cfg.chunk;
+	int room = t->shm->cfg.chunk, unit = room < PREFILL_UNIT ? PREFILL_UNIT_SMALL : PREFILL_UNIT;
 	uint64_t after = 0;
 
 	while (room > 0) {
@@ -126,7 +129,7 @@ static void prefill_plan(struct td_target *t, struct plan *p)
 		int slot = (int)(best - t->slot), rows = best->n_prompt - best->fed;
 
 		if (rows > room)
-			rows = (best->fed + room) / 64 * 64 - best->fed;
+			rows = (best->fed + room) / unit * unit - best->fed;
 		if (rows <= 0)
 			return;
 		memcpy(t->ids_host + p->batch.n_rows, td_shm_ids(t->shm, slot) + best->fed, sizeof(int32_t) * (size_t)rows);

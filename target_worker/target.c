@@ -26,7 +26,7 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 
 	td_target_buffers(&t->w->cfg, &t->shm->cfg, t->ops->act, b);
 	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
-		if (!(b[i].data = t->ops->alloc(t->dev, td_buffer_bytes(b[i]), err)))
+		if (td_buffer_bytes(b[i]) && !(b[i].data = t->ops->alloc(t->dev, td_buffer_bytes(b[i]), err)))
 			return td_error_prefix(err, "target: buffers of %d slots (lower engine.slots or engine.chunk)", t->n_slots);
 	t->x = b[TD_TB_X];
 	t->norm = b[TD_TB_NORM];
@@ -42,6 +42,8 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 	t->ids = b[TD_TB_IDS].data;
 	t->verdict = b[TD_TB_VERDICT].data;
 	t->sampling = b[TD_TB_SAMPLING].data;
+	if (t->ops->lend)
+		t->ops->lend(t->dev, b[TD_TB_SCRATCH].data, td_buffer_bytes(b[TD_TB_SCRATCH]));
 	return 0;
 }
 
@@ -96,6 +98,8 @@ void td_target_destroy(struct td_target *t)
 {
 	if (!t)
 		return;
+	if (t->ops->lend)
+		t->ops->lend(t->dev, t->buffer[TD_TB_SCRATCH].data, 0);
 	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
 		t->ops->free(t->dev, t->buffer[i].data);
 	t->ops->free(t->dev, t->cache);

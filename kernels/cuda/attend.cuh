@@ -20,8 +20,9 @@
 
 #include "kernels/cuda/internal.cuh"
 #include "kernels/cuda/mma.cuh"
+#include "kernels/pack.h"
 
-enum { TILE = TD_PAGE, SPAN = 2 * TILE, PAIRS = 64, ATTEND_WARPS = 4, ATTEND_THREADS = ATTEND_WARPS * 32, ROTATE_WARPS = 4 };
+enum { TILE = TD_PAGE, SPAN = TD_SCRATCH_SPAN, PAIRS = TD_SCRATCH_PAIRS, ATTEND_WARPS = 4, ATTEND_THREADS = ATTEND_WARPS * 32, ROTATE_WARPS = 4 };
 
 struct attend_args {
 	struct td_attn w;
@@ -37,6 +38,7 @@ struct attend_args {
 	float2 *ms; /* the same without dim: maximum, sum */
 	int groups; /* of rows per sequence */
 	int rows_per_group, spans, item0;
+	int step; /* items at a time */
 	float scale; /* log2(e) / sqrt(dim) */
 };
 
@@ -379,18 +381,16 @@ template <int D, bool DRAFT> static __global__ void merge_kernel(const struct at
 /* Passes over the work items, as many at once as scratch memory for their partial results allows. */
 template <int D, bool DRAFT> static void attend(struct td_dev *dev, struct attend_args p, const struct td_batch *b)
 {
-	const size_t budget = (size_t)128 << 20, per_item = (size_t)p.w.kv_heads * PAIRS * p.spans * (D * 4 + 8),
-		     shared = (size_t)(PAIRS + 2 * TILE) * D * 2;
-	int items = b->n_seq * p.groups, step = (int)(budget / per_item), gqa = p.w.heads / p.w.kv_heads;
+	const size_t shared = (size_t)(PAIRS + 2 * TILE) * D * 2;
+	int items = b->n_seq * p.groups, gqa = p.w.heads / p.w.kv_heads;
 
 	static int allowed; /* once per kernel */
 
-	step = step < 1 ? 1 : step > items ? items : step;
 	if (!allowed)
 		td__cuda_shared(dev, attend_kernel<D, DRAFT>, shared);
 	allowed = 1;
-	for (; p.item0 < items && !dev->error.code; p.item0 += step) {
-		int n = items - p.item0 < step ? items - p.item0 : step, rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
+	for (; p.item0 < items && !dev->error.code; p.item0 += p.step) {
+		int n = items - p.item0 < p.step ? items - p.item0 : p.step, rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
 
 		attend_kernel<D, DRAFT><<<dim3(p.spans, p.w.kv_heads, n), ATTEND_THREADS, shared, dev->stream>>>(p);
 		merge_kernel<D, DRAFT><<<dim3(rows * gqa, p.w.kv_heads, n), D, 0, dev->stream>>>(p);
@@ -438,11 +438,12 @@ static inline int attend_place(struct td_dev *dev, struct attend_args *p, const 
 {
 	size_t dim = p->w.head_dim, q = align256((size_t)b->n_rows * p->w.heads * dim * 2),
 	       k = draft ? align256((size_t)b->n_rows * p->w.kv_heads * dim * 2) : 0;
-	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * (dim * 4 + 8), budget = (size_t)128 << 20;
-	size_t items = (size_t)b->n_seq * p->groups, step = budget / per_item;
+	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * (dim * 4 + 8), there = td__cuda_scratch_size(dev);
+	size_t items = (size_t)b->n_seq * p->groups, step = there > q + 2 * k ? (there - q - 2 * k) / per_item : 0;
 	char *mem;
 
 	step = step < 1 ? 1 : step > items ? items : step;
+	p->step = (int)step;
 	mem = (char *)td__cuda_scratch(dev, q + 2 * k + step * per_item);
 	if (!mem)
 		return 0;

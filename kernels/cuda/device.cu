@@ -99,6 +99,11 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 		return td_error_set(err, TD_E_NOMEM, "no memory for the device's own data");
 	dev->ordinal = opt->ordinal;
 	dev->slots = opt->slots > 0 ? opt->slots : 1;
+	dev->large = (struct td_cuda_block *)calloc((size_t)dev->slots, sizeof(*dev->large));
+	if (!dev->large) {
+		free(dev);
+		return td_error_set(err, TD_E_NOMEM, "no memory for the device's own data");
+	}
 	dev->sms = p.multiProcessorCount;
 	dev->shared_max = p.sharedMemPerBlockOptin - 64; /* a few static words of the kernels */
 	dev->batch_cap = dev->slots;
@@ -149,6 +154,7 @@ void td__cuda_close(struct td_dev *dev)
 	cudaFreeHost(dev->fault);
 	if (dev->stream)
 		cudaStreamDestroy(dev->stream);
+	free(dev->large);
 	free(dev);
 }
 
@@ -172,9 +178,11 @@ void *td__cuda_scratch(struct td_dev *dev, size_t bytes)
 {
 	if (dev->error.code)
 		return NULL;
+	if (bytes <= dev->lent_size)
+		return dev->lent;
 	if (bytes <= dev->scratch_size)
 		return dev->scratch;
-	/* Grown only when a size is seen for the first time; kernels in flight may still use the old one. */
+	/* At load, and in programs that lend nothing; kernels in flight may still use the old one. */
 	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting before scratch memory grows");
 	cudaFree(dev->scratch);
 	dev->scratch = NULL;
@@ -183,7 +191,43 @@ void *td__cuda_scratch(struct td_dev *dev, size_t bytes)
 	if (td__cuda_check(dev, cudaMalloc(&dev->scratch, bytes), "scratch memory"))
 		return NULL;
 	dev->scratch_size = bytes;
+	dev->allocations++;
 	return dev->scratch;
+}
+
+/* What loading used is given back: the plan counts the loan, not both. */
+void td__cuda_lend(struct td_dev *dev, void *mem, size_t bytes)
+{
+	if (!bytes) {
+		if (mem && mem == dev->lent) {
+			dev->lent = NULL;
+			dev->lent_size = 0;
+		}
+		return;
+	}
+	if (bytes <= dev->lent_size)
+		return;
+	dev->lent = (char *)mem;
+	dev->lent_size = bytes;
+	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting before scratch memory is given back");
+	td__cuda_check(dev, cudaFree(dev->scratch), "giving scratch memory back");
+	dev->scratch = NULL;
+	dev->scratch_size = 0;
+}
+
+uint64_t td__cuda_allocations(struct td_dev *dev)
+{
+	return dev->allocations;
+}
+
+int td__cuda_memory(struct td_dev *dev, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *err)
+{
+	size_t left = 0, all = 0;
+	cudaError_t e = cudaMemGetInfo(&left, &all);
+
+	*free_bytes = left;
+	*total_bytes = all;
+	return e == cudaSuccess ? 0 : td_error_set(err, TD_E_DEVICE, "GPU %d: asking for its free memory: %s", dev->ordinal, cudaGetErrorString(e));
 }
 
 void *td__cuda_alloc(struct td_dev *dev, size_t bytes, struct td_error *err)
@@ -201,6 +245,7 @@ void *td__cuda_alloc(struct td_dev *dev, size_t bytes, struct td_error *err)
 			     cudaGetErrorString(e));
 		return NULL;
 	}
+	dev->allocations++;
 	td__cuda_zero(dev, p, bytes);
 	return p;
 }
@@ -244,8 +289,76 @@ void td__cuda_batch_set(struct td_dev *dev, struct td_batch *b)
 		return;
 	}
 	dev->batch_next = (dev->batch_next + 1) % TD_BATCHES;
+	dev->batch_rows = b->n_rows;
+	dev->n_large = 0;
+	for (int i = 0; i < b->n_seq; i++) {
+		int skip = (TD_CUDA_LARGE - b->seq[i].pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, rows = (b->seq[i].rows - skip) / TD_CUDA_LARGE * TD_CUDA_LARGE;
+
+		if (b->seq[i].commit && rows > 0)
+			dev->large[dev->n_large++] = {b->seq[i].row0 + skip, rows};
+	}
 	td__cuda_upload(dev, d, b->seq, (size_t)b->n_seq * sizeof(*d));
 	b->dev = d;
+}
+
+/* ---- exchange region ---------------------------------------------------------------------------------------------------------------- */
+
+/* A handle names the whole allocation that an address lies in, and the driver serves small requests from shared pieces of 2 MiB: whole pieces only. */
+int td__cuda_exchange_create(struct td_dev *dev, size_t bytes, void **base, uint8_t *handle, struct td_error *err)
+{
+	const size_t piece = (size_t)2 << 20;
+	cudaIpcMemHandle_t h;
+	cudaError_t e;
+	int rc;
+
+	static_assert(sizeof(h) == TD_HANDLE_BYTES, "a handle of the exchange region is CUDA's");
+	*base = td__cuda_alloc(dev, (bytes + piece - 1) / piece * piece, err);
+	if (!*base)
+		return err ? err->code : TD_E_NOMEM;
+	rc = td__cuda_sync(dev, err);
+	if (!rc && (e = cudaIpcGetMemHandle(&h, *base)) != cudaSuccess)
+		rc = td_error_set(err, TD_E_DEVICE, "GPU %d: the exchange region can't be shared with the drafter: %s", dev->ordinal, cudaGetErrorString(e));
+	if (rc) {
+		td__cuda_free(dev, *base);
+		*base = NULL;
+		return rc;
+	}
+	memcpy(handle, &h, sizeof(h));
+	return 0;
+}
+
+int td__cuda_exchange_open(struct td_dev *dev, const uint8_t *handle, void **base, struct td_error *err)
+{
+	cudaIpcMemHandle_t h;
+	cudaError_t e;
+
+	memcpy(&h, handle, sizeof(h));
+	*base = NULL;
+	e = cudaIpcOpenMemHandle(base, h, cudaIpcMemLazyEnablePeerAccess);
+	if (e == cudaSuccess)
+		return 0;
+	cudaGetLastError();
+	return td_error_set(err, TD_E_DEVICE, "GPU %d: the target's exchange region can't be opened: %s; both workers must use the same GPU", dev->ordinal,
+			    cudaGetErrorString(e));
+}
+
+void td__cuda_exchange_close(struct td_dev *dev, void *base, int owner)
+{
+	if (!base)
+		return;
+	cudaStreamSynchronize(dev->stream);
+	td__cuda_check(dev, owner ? cudaFree(base) : cudaIpcCloseMemHandle(base), "closing the exchange region");
+}
+
+static __global__ void fault_kernel(volatile int *nowhere)
+{
+	*nowhere = 1;
+}
+
+void td__cuda_fault(struct td_dev *dev)
+{
+	fault_kernel<<<1, 1, 0, dev->stream>>>((volatile int *)(uintptr_t)64);
+	td__cuda_launched(dev, "fault");
 }
 
 /* ---- arenas ------------------------------------------------------------------------------------------------------------------------ */

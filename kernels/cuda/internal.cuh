@@ -33,17 +33,25 @@ struct td_cuda_fault {
 	volatile int set, id, at, limit; /* a token id outside [0, limit) at this place; limit < 0: a negative id */
 };
 
+/* Rows row0 .. row0 + rows of the batch; rows is a multiple of TD_CUDA_LARGE. */
+struct td_cuda_block {
+	int row0, rows;
+};
+
 struct td_dev {
 	int ordinal, slots, sms;
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;
 	cublasHandle_t blas;
 	void *blas_space;
-	char *scratch;
-	size_t scratch_size;
+	char *scratch, *lent; /* its own; the engines' */
+	size_t scratch_size, lent_size;
+	uint64_t allocations;
 	unsigned *counters; /* arrival counters of last-block reductions; zero between kernels */
 	struct td_seq *batch[TD_BATCHES];
 	int batch_next, batch_cap;
+	struct td_cuda_block *large; /* (batch_cap): rows of the batch set last that go to cuBLAS */
+	int n_large, batch_rows;
 	unsigned long long *sum; /* result of checksum */
 	struct td_error error;
 	struct td_cuda_fault *fault, *fault_dev;
@@ -58,6 +66,11 @@ int td__cuda_check(struct td_dev *dev, cudaError_t e, const char *what);
 void td__cuda_fail(struct td_dev *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* At least `bytes`, 256-byte aligned; NULL after an error. */
 void *td__cuda_scratch(struct td_dev *dev, size_t bytes);
+/* What can be had without growing. */
+static inline size_t td__cuda_scratch_size(const struct td_dev *dev)
+{
+	return dev->lent_size > dev->scratch_size ? dev->lent_size : dev->scratch_size;
+}
 static inline int td__cuda_launched(struct td_dev *dev, const char *what)
 {
 	return td__cuda_check(dev, cudaGetLastError(), what);
@@ -184,5 +197,13 @@ void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor,
 		     int32_t *, struct td_verdict *);
 void td__cuda_flag_set(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *);
 int td__cuda_flag_wait(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *, int, struct td_error *);
+
+int td__cuda_memory(struct td_dev *, uint64_t *, uint64_t *, struct td_error *);
+int td__cuda_exchange_create(struct td_dev *, size_t, void **, uint8_t *, struct td_error *);
+int td__cuda_exchange_open(struct td_dev *, const uint8_t *, void **, struct td_error *);
+void td__cuda_exchange_close(struct td_dev *, void *, int);
+void td__cuda_fault(struct td_dev *);
+void td__cuda_lend(struct td_dev *, void *, size_t);
+uint64_t td__cuda_allocations(struct td_dev *);
 
 #endif

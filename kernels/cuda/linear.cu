@@ -1,10 +1,11 @@
 /*
  * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
  *
- * Up to 64 rows at a time go through the small kernels, which are row-invariant. Blocks of exactly 256 rows, which only prefill has, go to
- * cuBLAS; INT4 weights are expanded to bf16 for it, a piece of the outputs at a time so that the piece stays in the L2 cache. A product of
- * one fixed shape takes one kernel, so a prompt cut at multiples of 256 gives the bits of the whole. What remains of the rows goes through the
- * small kernels again: they differ from cuBLAS in rounding (INT4 weights are exact there, rounded to bf16 here).
+ * Up to 64 rows at a time go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255, where a batch has all of
+ * them as final rows, go to cuBLAS; INT4 weights are expanded to bf16 for it, a piece of the outputs at a time so that the piece stays in the L2 cache. A
+ * product of one fixed shape takes one kernel, so a position's bits depend neither on the chunk (of 256 or more) nor on other prompts in it. The two ways
+ * differ in rounding (INT4 weights are exact in the small kernels), so which one a position takes must be a matter of the prompt alone: that is why
+ * verified rows never go to cuBLAS, however many there are, and why the blocks are those of the batch and not simply of the rows.
  */
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"
@@ -112,9 +113,21 @@ static void large(struct td_dev *dev, struct td_tensor x, const struct td_linear
 	}
 }
 
+static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
+{
+	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
+		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
+
+		if (w->kind == TD_W_INT4)
+			td__cuda_int4_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
+		else
+			td__cuda_bf16_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
+	}
+}
+
 void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
-	int aligned = x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0, whole = 0;
+	int aligned = x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0, row = 0;
 
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "linear"))
 		return;
@@ -125,16 +138,12 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 			      y.rows, y.cols);
 		return;
 	}
-	if (aligned && w->in % 8 == 0)
-		whole = x.rows / TD_CUDA_LARGE * TD_CUDA_LARGE;
-	if (whole)
-		large(dev, td_rows(x, 0, whole), w, td_rows(y, 0, whole), accumulate);
-	for (int row0 = whole; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
-		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
+	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large && aligned && w->in % 8 == 0; i++) {
+		const struct td_cuda_block *l = &dev->large[i];
 
-		if (w->kind == TD_W_INT4)
-			td__cuda_int4_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
-		else
-			td__cuda_bf16_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
+		small(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row), accumulate);
+		large(dev, td_rows(x, l->row0, l->rows), w, td_rows(y, l->row0, l->rows), accumulate);
+		row = l->row0 + l->rows;
 	}
+	small(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row), accumulate);
 }

@@ -246,6 +246,7 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 {
 	struct linear_args p;
 	int groups = 1, slices = 1;
+	size_t partial;
 
 	p.w = w->data;
 	p.scale = scale;
@@ -264,7 +265,15 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 	p.accumulate = accumulate;
 	p.counter = dev->counters;
 	cut<F>(dev, &p, &groups, &slices);
-	p.partial = slices > 1 ? (float *)td__cuda_scratch(dev, (size_t)slices * x.rows * p.strips * STRIP * sizeof(float)) : NULL;
+	partial = slices > 1 ? (size_t)slices * p.strips * STRIP * sizeof(float) : 0;
+	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8) { /* a row's bits don't depend on where the rows are cut */
+		int half = div_up(x.rows / 2, 8) * 8;
+
+		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), accumulate, scale);
+		run<F>(dev, td_rows(x, half, x.rows - half), w, td_rows(y, half, x.rows - half), accumulate, scale);
+		return;
+	}
+	p.partial = partial ? (float *)td__cuda_scratch(dev, partial * x.rows) : NULL;
 	if (dev->error.code)
 		return;
 	if (x.rows <= 8)

@@ -43,5 +43,12 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_accept,
 	td__cuda_flag_set,
 	td__cuda_flag_wait,
+	td__cuda_memory,
+	td__cuda_exchange_create,
+	td__cuda_exchange_open,
+	td__cuda_exchange_close,
+	td__cuda_fault,
+	td__cuda_lend,
+	td__cuda_allocations,
 };
 }

@@ -12,8 +12,9 @@
  * What must never happen: a token id outside [0, vocab) committed, or one from device memory used as an index before it was compared.
  */
 #include "kernels/cuda/choose.cuh"
+#include "kernels/pack.h"
 
-enum { PIECE = 4096, SCAN = 256 };
+enum { PIECE = TD_SCRATCH_PIECE, SCAN = 256 };
 
 /* What accept's choosing blocks leave for settle. */
 struct decision {
