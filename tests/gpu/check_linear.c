@@ -38,6 +38,16 @@ void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_par
 	}
 }
 
+/* The next products' rows are those of a prompt, whose blocks of 256 go another way; of rows that are to be verified when `commit` is 0. */
+static void batch_of(struct side *s, int rows, int commit)
+{
+	static struct td_seq seq;
+	struct td_batch b;
+
+	seq = (struct td_seq){.rows = rows, .commit = commit};
+	make_batch(s, &b, &seq, 1);
+}
+
 static void compare(const char *name, const struct td_linear *r, const struct td_linear *d, int rows, int f32, int accumulate)
 {
 	int in = r->in, out = r->out, ldx = in + 8, ldy = out + 8;
@@ -52,6 +62,8 @@ static void compare(const char *name, const struct td_linear *r, const struct td
 		yr = f32 ? new_f32(&ref, rows, out, ldy) : new_act(&ref, rows, out, ldy);
 		yd = f32 ? new_f32(&dut, rows, out, ldy) : new_act(&dut, rows, out, ldy);
 	}
+	batch_of(&ref, rows, rows > TD_BLOCK_MAX);
+	batch_of(&dut, rows, rows > TD_BLOCK_MAX);
 	ref.ops->linear(ref.dev, xr, r, yr, accumulate);
 	dut.ops->linear(dut.dev, xd, d, yd, accumulate);
 	a = get_values(&dut, yd);
@@ -83,6 +95,38 @@ static void invariance(const char *name, const struct td_linear *d, int f32)
 	verdict_bool("linear", shape, ok);
 }
 
+/* Prompts in one batch, each against itself alone: the block of 256 lies at other rows, the others' number differs. */
+static void company(const char *name, const struct td_linear *d)
+{
+	static const int length[] = {37, 300, 5, 520, 16};
+	enum { N = sizeof(length) / sizeof(length[0]), ALL = 37 + 300 + 5 + 520 + 16 };
+	struct td_seq seq[N], one;
+	struct td_batch b;
+	int in = d->in, out = d->out, ok = 1, row = 0;
+	struct td_tensor xd = put_act(&dut, random_values((size_t)ALL * in, 1), ALL, in, in), yd = new_act(&dut, ALL, out, out), y;
+	float *whole;
+	char shape[96];
+
+	for (int i = 0; i < N; row += length[i++])
+		seq[i] = (struct td_seq){.slot = i, .row0 = row, .rows = length[i], .commit = length[i] > TD_BLOCK_MAX};
+	make_batch(&dut, &b, seq, N);
+	dut.ops->linear(dut.dev, xd, d, yd, 0);
+	whole = get_values(&dut, yd);
+	for (int i = 0; i < N; i++) {
+		for (int from = 0; from < length[i]; from += 256) { /* and in chunks */
+			int rows = length[i] - from < 256 ? length[i] - from : 256;
+
+			one = (struct td_seq){.slot = i, .rows = rows, .pos0 = from, .commit = length[i] > TD_BLOCK_MAX};
+			make_batch(&dut, &b, &one, 1);
+			y = new_act(&dut, rows, out, out);
+			dut.ops->linear(dut.dev, td_rows(xd, seq[i].row0 + from, rows), d, y, 0);
+			ok &= same_bits(get_values(&dut, y), whole + (size_t)(seq[i].row0 + from) * out, (size_t)rows * out);
+		}
+	}
+	snprintf(shape, sizeof(shape), "%s %d x %d: prompts together and in chunks, bits", name, out, in);
+	verdict_bool("linear", shape, ok);
+}
+
 static void map(const char *name, enum td_weight_kind kind, int out, int in, int group, int n_part, int f32, const int *rows)
 {
 	struct td_linear r, d;
@@ -91,6 +135,8 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 	for (; *rows; rows++)
 		compare(name, &r, &d, *rows, f32, *rows == 16 || *rows == 300);
 	invariance(name, &d, f32);
+	if (!f32)
+		company(name, &d);
 	drop_all();
 }
 

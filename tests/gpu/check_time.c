@@ -107,6 +107,10 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 	}
 	for (; *rows; rows++) {
 		float *x = random_values((size_t)*rows * in, 1);
+		struct td_seq seq = {.rows = *rows, .commit = *rows > TD_BLOCK_MAX};
+		struct td_batch batch;
+
+		make_batch(&dut, &batch, &seq, 1);
 
 		b->x = put_act(&dut, x, *rows, in, in);
 		b->y = out > 100000 ? new_f32(&dut, *rows, out, out) : new_act(&dut, *rows, out, out);

@@ -84,6 +84,11 @@ void pair_close(struct pair *p)
 	close(p->shm_fd);
 }
 
+uint64_t pair_allocations(const struct pair *p)
+{
+	return p->ops->allocations ? p->ops->allocations(p->dev) : 0;
+}
+
 static void submit(struct pair *p, struct pair_request *r, int slot)
 {
 	struct td_slot_area *a = td_shm_slot(p->shm, slot);

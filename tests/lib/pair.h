@@ -57,6 +57,8 @@ void pair_open(struct pair *p, const struct pair_options *o);
 void pair_close(struct pair *p);
 /* Runs n requests (n <= slots) together to their ends. */
 void pair_run(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks);
+/* Device allocations so far; 0 where nobody counts. */
+uint64_t pair_allocations(const struct pair *p);
 void pair_greedy(struct td_sampling *s);
 
 #endif

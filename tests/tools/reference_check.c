@@ -1,13 +1,15 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--tolerance 1e-3] JSON
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--tolerance 1e-3]
+ *                   [--acceptance 0.03] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
  * while its margin exceeds --margin; every draft and accepted count of a step whose margins do; every tensor row within --tolerance
  * (norm of the difference over norm of the reference). A token or draft under the margin may differ: then the comparison of that prompt ends there
- * (said in the summary). Prints the first difference of each prompt and exits 1 if there is any.
+ * (said in the summary). With --acceptance, the mean acceptance length over the prompts must lie so near the reference's mean, as a part of it.
+ * On a device that counts its allocations, none may be made after the first prompt. Prints the first difference of each prompt and exits 1 if there is any.
  */
 #include <jansson.h>
 #include <math.h>
@@ -30,7 +32,7 @@ struct check {
 	struct pair pair;
 	struct td_tokenizer *tok;
 	struct td_st *st;
-	double margin, tolerance;
+	double margin, tolerance, acceptance;
 	/* probes of the running prompt */
 	int want_rows;
 	struct grab hidden[TD_LAYERS_MAX + 1], features, logits, draft_logits;
@@ -40,7 +42,9 @@ struct check {
 	int have_last;
 	/* totals */
 	int failures, tokens, steps, tensors, ended_early;
-	double worst;
+	double worst, lengths, lengths_want; /* sums of acceptance lengths */
+	int n_lengths;
+	uint64_t allocations; /* when the first prompt was done */
 	char worst_name[64];
 };
 
@@ -339,8 +343,22 @@ static void check_prompt(struct check *c, const json_t *p)
 	limit = n + check_output(c, name, &r, p, want, n_want);
 	if (c->pair.dw)
 		check_steps(c, name, p, limit);
+	if (r.cycles && json_object_get(p, "acceptance_length")) {
+		c->lengths += (double)(r.accepted + r.cycles) / r.cycles;
+		c->lengths_want += json_number_value(json_object_get(p, "acceptance_length"));
+		c->n_lengths++;
+	}
 	printf("%-6s %s  %d prompt + %d output tokens, %d steps, acceptance length %.4f (reference %.4f)\n", name, c->failures == before ? "ok  " : "FAIL", n,
 	       r.n_out, r.cycles, r.cycles ? (double)(r.accepted + r.cycles) / r.cycles : 0.0, json_number_value(json_object_get(p, "acceptance_length")));
+}
+
+static void check_acceptance(struct check *c)
+{
+	double got = c->lengths / (c->n_lengths ? c->n_lengths : 1), want = c->lengths_want / (c->n_lengths ? c->n_lengths : 1);
+
+	printf("mean acceptance length %.4f over %d prompts, the reference has %.4f (%+.2f %%)\n", got, c->n_lengths, want, want > 0 ? 100 * (got / want - 1) : 0.0);
+	if (c->acceptance > 0 && !(fabs(got - want) <= c->acceptance * want))
+		fail(c, "all", "the mean acceptance length is more than %.1f %% away from the reference's", 100 * c->acceptance);
 }
 
 static void open_tensors(struct check *c, const char *json_path)
@@ -365,7 +383,7 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--tolerance T] JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--tolerance T] [--acceptance A]\n                       JSON\n");
 	exit(2);
 }
 
@@ -403,6 +421,8 @@ int main(int argc, char **argv)
 			c.margin = atof(value);
 		else if (!strcmp(argv[a], "--tolerance"))
 			c.tolerance = atof(value);
+		else if (!strcmp(argv[a], "--acceptance"))
+			c.acceptance = atof(value);
 		else
 			usage();
 		a++;
@@ -420,8 +440,14 @@ int main(int argc, char **argv)
 	}
 	open_tensors(&c, file);
 	pair_open(&c.pair, &o);
-	json_array_foreach(root, i, p)
+	json_array_foreach(root, i, p) {
 		check_prompt(&c, p);
+		if (!i)
+			c.allocations = pair_allocations(&c.pair);
+	}
+	if (pair_allocations(&c.pair) != c.allocations)
+		fail(&c, "all", "%llu allocations on the device after the first prompt", (unsigned long long)(pair_allocations(&c.pair) - c.allocations));
+	check_acceptance(&c);
 	printf("%zu prompts: %d tokens, %d steps, %d tensors agree (largest relative error %.3g at %s); %d comparisons ended at a margin <= %g\n", i, c.tokens,
 	       c.steps, c.tensors, c.worst, c.worst_name, c.ended_early, c.margin);
 	pair_close(&c.pair);

@@ -1,11 +1,11 @@
 /*
  * test_lossless.c: what speculation, batching, chunking and a crash must not change: the output, token for token.
  *
- *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
- * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64; a second life that is fed what a first one committed;
- * and, with sampling, that a seed gives the same tokens again.
+ * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64 (on a GPU 256); a second life that is fed what a first one committed;
+ * and, with sampling, that a seed gives the same tokens again. No memory is taken from the device meanwhile.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 enum { SLOTS = 8, CONTEXT = 2048 };
 
 static struct pair pair, chunked;
-static int max_tokens = 48, failures, checks;
+static int max_tokens = 48, failures, checks, chunk;
 
 static void differ(const char *what, int prompt, const struct pair_request *want, const struct pair_request *got)
 {
@@ -124,14 +124,41 @@ static void chunks(const struct td_tokenizer *tok)
 	for (int n = 60; n <= 700; n += 160) {
 		struct td_ids ids;
 		struct pair_request whole, parts;
+		char what[32];
 
 		prompts_long(&ids, tok, n + 5);
 		run_one(&pair, &whole, &ids, 0);
 		run_one(&chunked, &parts, &ids, 15);
-		differ("chunks of 64", n, &whole, &parts);
+		snprintf(what, sizeof(what), "chunks of %d", chunk);
+		differ(what, n, &whole, &parts);
 		free(whole.out);
 		free(parts.out);
 		td_ids_finish(&ids);
+	}
+}
+
+/* Long prompts that are prefilled together, in chunks, each against itself alone. */
+static void company(const struct td_tokenizer *tok)
+{
+	static const int length[] = {301, 63, 520, 700, 256};
+	enum { N = sizeof(length) / sizeof(length[0]) };
+	struct pair_request alone[N], all[N];
+	struct td_ids ids[N];
+
+	for (int i = 0; i < N; i++) {
+		prompts_long(&ids[i], tok, length[i]);
+		run_one(&pair, &alone[i], &ids[i], 0);
+		request(&all[i], &ids[i], i % 2 ? 0 : 15);
+	}
+	for (int p = 0; p < 2; p++) {
+		pair_run(p ? &chunked : &pair, all, N, NULL);
+		for (int i = 0; i < N; i++)
+			differ(p ? "prefilled together, in small chunks" : "prefilled together", i, &alone[i], &all[i]);
+	}
+	for (int i = 0; i < N; i++) {
+		free(alone[i].out);
+		free(all[i].out);
+		td_ids_finish(&ids[i]);
 	}
 }
 
@@ -150,6 +177,25 @@ static void seeds(const struct prompts *p)
 		differ("same seed", i, &a, &b);
 		free(a.out);
 		free(b.out);
+	}
+}
+
+/* Whatever the sizes, nothing is taken from the device while serving. Called again at the end. */
+static void allocations(int end)
+{
+	static uint64_t before[2];
+	struct pair *p[2] = {&pair, &chunked};
+
+	for (int i = 0; i < 2; i++) {
+		uint64_t now = pair_allocations(p[i]);
+
+		if (end) {
+			checks++;
+			failures += now != before[i];
+			if (now != before[i])
+				printf("%llu allocations on the device while serving\n", (unsigned long long)(now - before[i]));
+		}
+		before[i] = now;
 	}
 }
 
@@ -201,13 +247,17 @@ int main(int argc, char **argv)
 	}
 	o.expand = !strcmp(weights, "bf16");
 	pair_open(&pair, &o);
-	o.chunk = 64;
+	o.chunk = strcmp(o.device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
+	chunk = o.chunk;
 	pair_open(&chunked, &o);
+	allocations(0);
 	if (!n_files)
 		file[n_files++] = NULL;
 	for (int i = 0; i < n_files; i++)
 		prompt_file(tok, file[i], limit);
 	chunks(tok);
+	company(tok);
+	allocations(1);
 	pair_close(&pair);
 	pair_close(&chunked);
 	td_tokenizer_free(tok);
