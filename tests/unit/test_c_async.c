@@ -2,16 +2,15 @@
  * test_c_async.c: the form for a foreign event loop: several calls at once, calls from callbacks, cancel, closing from a callback, a daemon that
  * doesn't read for a while.
  */
-#include "tests/unit/fake_daemon.h"
+#include <poll.h>
 
-static const struct tandem_request plain = {.prompt = {.text = "hello"}};
+#include "tests/lib/fake_daemon.h"
 
 static void script_two(struct fake *f)
 {
 	uint64_t a, b;
 
-	fake_greet(f);
-	a = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	a = fake_asked(f);
 	b = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
 	FAKE_CHECK(a != b && a && b);
 	fake_accepted(f, b, 2, "kb");
@@ -25,28 +24,23 @@ static void script_two(struct fake *f)
 
 static void test_two_calls(void **state)
 {
-	struct fake f = {0};
+	struct talk k = {0};
 	struct seen a = {0}, b = {0};
 	struct tandem_handler ha = seen_handler(&a), hb = seen_handler(&b);
-	struct tandem_error err;
-	struct tandem *t;
 
 	(void)state;
-	fake_start(&f, script_two);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_want(t), TANDEM_READ);
-	assert_true(tandem_submit(t, &plain, &ha, &err) != 0);
-	assert_true(tandem_submit(t, &plain, &hb, &err) != 0);
-	assert_int_equal(tandem_want(t), TANDEM_READ | TANDEM_WRITE);
-	assert_int_equal(tandem_timeout_ms(t), -1);
-	assert_int_equal(pump(t, &a.finished, &err), 0);
+	talk_open(&k, script_two, NULL);
+	assert_int_equal(tandem_want(k.t), TANDEM_READ);
+	assert_true(tandem_submit(k.t, &hello, &ha, &k.err) != 0);
+	assert_true(tandem_submit(k.t, &hello, &hb, &k.err) != 0);
+	assert_int_equal(tandem_want(k.t), TANDEM_READ | TANDEM_WRITE);
+	assert_int_equal(tandem_timeout_ms(k.t), -1);
+	assert_int_equal(pump(k.t, &a.finished, &k.err), 0);
 	assert_string_equal(a.text, "a0a1");
 	assert_string_equal(b.text, "b0");
 	assert_int_equal(b.finished, 1);
 	assert_int_equal(a.finish.reason, TANDEM_LENGTH);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_close(&k);
 }
 
 /* A callback that tries everything that it may not do, and submits, which it may. */
@@ -66,10 +60,10 @@ static int inside_delta(void *ctx, const struct tandem_delta *d)
 	in->tried++;
 	assert_int_equal(tandem_process(in->t, &err), TANDEM_E_BUSY);
 	assert_int_equal(tandem_reconnect(in->t, &err), TANDEM_E_BUSY);
-	assert_int_equal(tandem_generate(in->t, &plain, NULL, &err), TANDEM_E_BUSY);
+	assert_int_equal(tandem_generate(in->t, &hello, NULL, &err), TANDEM_E_BUSY);
 	assert_null(tandem_status(in->t, &err));
 	assert_int_equal(err.code, TANDEM_E_BUSY);
-	assert_true(tandem_submit(in->t, &plain, &h, &err) != 0);
+	assert_true(tandem_submit(in->t, &hello, &h, &err) != 0);
 	return 0;
 }
 
@@ -77,9 +71,7 @@ static void script_inside(struct fake *f)
 {
 	uint64_t a, b;
 
-	fake_greet(f);
-	a = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, a, 1, "k");
+	a = fake_begin(f);
 	fake_delta(f, a, 0, 1, "a");
 	b = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
 	fake_finish(f, a, TANDEM__FINISH_REASON__STOP, 1);
@@ -98,7 +90,7 @@ static void test_calls_from_callback(void **state)
 	fake_start(&f, script_inside);
 	in.t = tandem_connect(f.path, NULL, &err);
 	assert_non_null(in.t);
-	assert_true(tandem_submit(in.t, &plain, &h, &err) != 0);
+	assert_true(tandem_submit(in.t, &hello, &h, &err) != 0);
 	assert_int_equal(pump(in.t, &in.second.finished, &err), 0);
 	assert_int_equal(in.tried, 1);
 	tandem_close(in.t);
@@ -117,11 +109,8 @@ static int close_delta(void *ctx, const struct tandem_delta *d)
 
 static void script_closed(struct fake *f)
 {
-	uint64_t a;
+	uint64_t a = fake_begin(f);
 
-	fake_greet(f);
-	a = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, a, 1, "k");
 	fake_delta(f, a, 0, 1, "a");
 	fake_delta(f, a, 1, 1, "b");
 	FAKE_CHECK(!fake_recv(f));
@@ -139,7 +128,7 @@ static void test_close_from_callback(void **state)
 	fake_start(&f, script_closed);
 	in.t = tandem_connect(f.path, NULL, &err);
 	assert_non_null(in.t);
-	assert_true(tandem_submit(in.t, &plain, &h, &err) != 0);
+	assert_true(tandem_submit(in.t, &hello, &h, &err) != 0);
 	while (!in.tried) {
 		p = (struct pollfd){.fd = tandem_fd(in.t), .events = POLLIN | (tandem_want(in.t) & TANDEM_WRITE ? POLLOUT : 0)};
 		poll(&p, 1, -1);
@@ -152,7 +141,7 @@ static void test_close_from_callback(void **state)
 	fake_start(&f, script_closed);
 	in.t = tandem_connect(f.path, NULL, &err);
 	assert_non_null(in.t);
-	assert_int_equal(tandem_generate(in.t, &plain, &h, &err), TANDEM_E_CANCELLED);
+	assert_int_equal(tandem_generate(in.t, &hello, &h, &err), TANDEM_E_CANCELLED);
 	assert_int_equal(in.tried, 1);
 	fake_stop(&f);
 }
@@ -160,11 +149,8 @@ static void test_close_from_callback(void **state)
 static void script_cancel(struct fake *f)
 {
 	Tandem__ClientMessage *m;
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 1, "a");
 	m = fake_expect(f, TANDEM__CLIENT_MESSAGE__BODY_CANCEL);
 	FAKE_CHECK(m->cancel->target_tag == tag);
@@ -175,27 +161,20 @@ static void script_cancel(struct fake *f)
 
 static void test_cancel(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 	uint64_t call;
 
 	(void)state;
-	fake_start(&f, script_cancel);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	call = tandem_submit(t, &plain, &h, &err);
-	assert_int_equal(pump(t, &s.deltas, &err), 0);
-	assert_int_equal(tandem_cancel(t, call + 1, &err), TANDEM_E_NOT_FOUND);
-	assert_int_equal(tandem_cancel(t, call, &err), 0);
-	assert_int_equal(tandem_cancel(t, call, &err), 0);
-	assert_int_equal(pump(t, &s.finished, &err), 0);
-	assert_int_equal(s.finish.reason, TANDEM_CANCELLED);
-	assert_int_equal(tandem_cancel(t, call, &err), TANDEM_E_NOT_FOUND);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_cancel, NULL);
+	call = tandem_submit(k.t, &hello, &k.h, &k.err);
+	assert_int_equal(pump(k.t, &k.s.deltas, &k.err), 0);
+	assert_int_equal(tandem_cancel(k.t, call + 1, &k.err), TANDEM_E_NOT_FOUND);
+	assert_int_equal(tandem_cancel(k.t, call, &k.err), 0);
+	assert_int_equal(tandem_cancel(k.t, call, &k.err), 0);
+	assert_int_equal(pump(k.t, &k.s.finished, &k.err), 0);
+	assert_int_equal(k.s.finish.reason, TANDEM_CANCELLED);
+	assert_int_equal(tandem_cancel(k.t, call, &k.err), TANDEM_E_NOT_FOUND);
+	talk_close(&k);
 }
 
 enum { LARGE = 6 << 20 }; /* far over a socket's buffer */
@@ -217,25 +196,18 @@ static void test_large_request(void **state)
 {
 	char *text = malloc(LARGE + 1);
 	struct tandem_request r = {.prompt = {.text = text}};
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
 	memset(text, 'x', LARGE);
 	text[LARGE] = '\0';
-	fake_start(&f, script_slow);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_true(tandem_submit(t, &r, &h, &err) != 0);
-	assert_int_equal(tandem_process(t, &err), 0);
-	assert_int_equal(tandem_want(t), TANDEM_READ | TANDEM_WRITE); /* it couldn't all be written, and nobody waited for it */
-	assert_int_equal(pump(t, &s.finished, &err), 0);
-	tandem_close(t);
+	talk_open(&k, script_slow, NULL);
+	assert_true(tandem_submit(k.t, &r, &k.h, &k.err) != 0);
+	assert_int_equal(tandem_process(k.t, &k.err), 0);
+	assert_int_equal(tandem_want(k.t), TANDEM_READ | TANDEM_WRITE); /* it couldn't all be written, and nobody waited for it */
+	assert_int_equal(pump(k.t, &k.s.finished, &k.err), 0);
+	talk_close(&k);
 	free(text);
-	fake_stop(&f);
 }
 
 int main(void)

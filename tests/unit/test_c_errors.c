@@ -2,11 +2,12 @@
  * test_c_errors.c: what is not as it should be: no daemon, a daemon that says nothing or nonsense, answers that were never asked for, requests that can't
  * be sent. Each is one error with its code; none hangs, none crashes.
  */
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <time.h>
 
-#include "tests/unit/fake_daemon.h"
+#include "tests/lib/fake_daemon.h"
 
-static const struct tandem_request plain = {.prompt = {.text = "hello"}};
 static const struct tandem_options brief = {.timeout_ms = 150};
 
 static long now_ms(void)
@@ -190,19 +191,9 @@ static void test_greetings(void **state)
 
 /* ---- in a call --------------------------------------------------------------------------------------------------------------------- */
 
-static uint64_t greet_and_accept(struct fake *f)
-{
-	uint64_t tag;
-
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
-	return tag;
-}
-
 static void script_never_asked(struct fake *f)
 {
-	fake_delta(f, greet_and_accept(f) + 1000, 0, 1, "x");
+	fake_delta(f, fake_begin(f) + 1000, 0, 1, "x");
 	fake_drain(f);
 }
 
@@ -214,7 +205,7 @@ static void script_other_kind(struct fake *f)
 	text.text = (char *)"x";
 	m.body_case = TANDEM__SERVER_MESSAGE__BODY_TEXT;
 	m.text = &text;
-	fake_send(f, greet_and_accept(f), &m);
+	fake_send(f, fake_begin(f), &m);
 	fake_drain(f);
 }
 
@@ -227,39 +218,39 @@ static void script_not_yet_accepted(struct fake *f)
 
 static void script_second_welcome(struct fake *f)
 {
-	fake_welcome(f, greet_and_accept(f));
+	fake_welcome(f, fake_begin(f));
 	fake_drain(f);
 }
 
 static void script_oversized(struct fake *f)
 {
-	greet_and_accept(f);
+	fake_begin(f);
 	fake_raw(f, "\x01\0\x80\0", 4); /* 8 MiB and one byte */
 	fake_drain(f);
 }
 
 static void script_bad_utf8(struct fake *f)
 {
-	fake_delta(f, greet_and_accept(f), 0, 1, "\xc3");
+	fake_delta(f, fake_begin(f), 0, 1, "\xc3");
 	fake_drain(f);
 }
 
 static void script_connection_error(struct fake *f)
 {
-	greet_and_accept(f);
+	fake_begin(f);
 	fake_error(f, 0, "slow_reader", "you read too slowly", 0);
 }
 
 static void script_unknown_code(struct fake *f)
 {
-	fake_error(f, greet_and_accept(f), "flux_low", "from a later release", 0);
+	fake_error(f, fake_begin(f), "flux_low", "from a later release", 0);
 	fake_drain(f);
 }
 
 static void script_silent_call(struct fake *f)
 {
 	Tandem__ClientMessage *m;
-	uint64_t tag = greet_and_accept(f);
+	uint64_t tag = fake_begin(f);
 
 	m = fake_expect(f, TANDEM__CLIENT_MESSAGE__BODY_CANCEL);
 	FAKE_CHECK(m->cancel->target_tag == tag);
@@ -274,24 +265,17 @@ static void script_silent_call(struct fake *f)
 
 static void call(void (*script)(struct fake *f), int code, const char *text)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
-	fake_start(&f, script);
-	t = tandem_connect(f.path, &brief, &err);
-	assert_non_null(t);
-	tandem_generate(t, &plain, &h, &err);
-	if (err.code != code)
-		fprintf(stderr, "got: %s\n", err.text);
-	assert_int_equal(err.code, code);
-	assert_non_null(strstr(err.text, text));
-	assert_int_equal(s.failed, 1);
-	assert_string_equal(s.text, "");
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script, &brief);
+	talk_ask(&k);
+	if (k.err.code != code)
+		fprintf(stderr, "got: %s\n", k.err.text);
+	assert_int_equal(k.err.code, code);
+	assert_non_null(strstr(k.err.text, text));
+	assert_int_equal(k.s.failed, 1);
+	assert_string_equal(k.s.text, "");
+	talk_close(&k);
 }
 
 static void test_calls(void **state)
@@ -309,25 +293,20 @@ static void test_calls(void **state)
 
 static void test_silence(void **state)
 {
-	struct tandem_request r = plain;
-	struct fake f = {0};
-	struct seen s = {0}, next = {0};
-	struct tandem_handler h = seen_handler(&s), hn = seen_handler(&next);
-	struct tandem_error err;
-	struct tandem *t;
+	struct tandem_request r = hello;
+	struct talk k = {0};
+	struct seen next = {0};
+	struct tandem_handler hn = seen_handler(&next);
 
 	(void)state;
 	r.silence_ms = 100;
-	fake_start(&f, script_silent_call);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &r, &h, &err), TANDEM_E_DEADLINE);
-	assert_int_equal(tandem_generate(t, &plain, &hn, &err), 0);
+	talk_open(&k, script_silent_call, NULL);
+	assert_int_equal(tandem_generate(k.t, &r, &k.h, &k.err), TANDEM_E_DEADLINE);
+	assert_int_equal(tandem_generate(k.t, &hello, &hn, &k.err), 0);
 	assert_int_equal(next.finished, 1);
-	assert_int_equal(s.failed, 1);
-	assert_int_equal(s.deltas, 0);
-	tandem_close(t);
-	fake_stop(&f);
+	assert_int_equal(k.s.failed, 1);
+	assert_int_equal(k.s.deltas, 0);
+	talk_close(&k);
 }
 
 static void script_status_never_comes(struct fake *f)
@@ -339,23 +318,18 @@ static void script_status_never_comes(struct fake *f)
 
 static void test_small_call_has_a_limit(void **state)
 {
-	struct fake f = {0};
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_status_never_comes);
-	t = tandem_connect(f.path, &brief, &err);
-	assert_non_null(t);
-	assert_null(tandem_status(t, &err));
-	assert_int_equal(err.code, TANDEM_E_DEADLINE);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_status_never_comes, &brief);
+	assert_null(tandem_status(k.t, &k.err));
+	assert_int_equal(k.err.code, TANDEM_E_DEADLINE);
+	talk_close(&k);
 }
 
 static void script_later_daemon(struct fake *f)
 {
-	uint64_t tag = greet_and_accept(f);
+	uint64_t tag = fake_begin(f);
 	/* tag 1 = our tag, then field 99, a message of three bytes that this library has never heard of */
 	uint8_t frame[] = {8, 0, 0, 0, 0x08, (uint8_t)tag, 0x9a, 0x06, 0x03, 'a', 'b', 'c'};
 
@@ -366,20 +340,13 @@ static void script_later_daemon(struct fake *f)
 
 static void test_unknown_messages_are_ignored(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_later_daemon);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
-	assert_string_equal(s.text, "ok");
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_later_daemon, NULL);
+	assert_int_equal(talk_ask(&k), 0);
+	assert_string_equal(k.s.text, "ok");
+	talk_close(&k);
 }
 
 /* ---- requests that can't be sent --------------------------------------------------------------------------------------------------- */
@@ -409,27 +376,22 @@ static void test_refused_here(void **state)
 {
 	static const int32_t id = 1;
 	const struct tandem_message no_role = {.content = "x"}, bad = {.role = "user", .content = "\xff"};
-	struct fake f = {.max_frame = 1000};
+	struct talk k = {.f = {.max_frame = 1000}};
 	struct tandem_ids ids;
-	struct tandem_error err;
-	struct tandem *t;
 	char big[1001];
 
 	(void)state;
 	memset(big, 'x', sizeof(big));
 	big[1000] = '\0';
-	fake_start(&f, script_idle);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	refuse(t, (struct tandem_prompt){0}, TANDEM_E_INVALID);
-	refuse(t, (struct tandem_prompt){.text = "a", .id = &id, .n_ids = 1}, TANDEM_E_INVALID);
-	refuse(t, (struct tandem_prompt){.text = "\xed\xa0\x80"}, TANDEM_E_INVALID); /* a surrogate */
-	refuse(t, (struct tandem_prompt){.message = &no_role, .n_messages = 1}, TANDEM_E_INVALID);
-	refuse(t, (struct tandem_prompt){.message = &bad, .n_messages = 1}, TANDEM_E_INVALID);
-	refuse(t, (struct tandem_prompt){.text = big}, TANDEM_E_TOO_LARGE);
-	assert_int_equal(tandem_tokenize(t, &(struct tandem_prompt){.id = &id, .n_ids = 1}, &ids, &err), TANDEM_E_INVALID);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_idle, NULL);
+	refuse(k.t, (struct tandem_prompt){0}, TANDEM_E_INVALID);
+	refuse(k.t, (struct tandem_prompt){.text = "a", .id = &id, .n_ids = 1}, TANDEM_E_INVALID);
+	refuse(k.t, (struct tandem_prompt){.text = "\xed\xa0\x80"}, TANDEM_E_INVALID); /* a surrogate */
+	refuse(k.t, (struct tandem_prompt){.message = &no_role, .n_messages = 1}, TANDEM_E_INVALID);
+	refuse(k.t, (struct tandem_prompt){.message = &bad, .n_messages = 1}, TANDEM_E_INVALID);
+	refuse(k.t, (struct tandem_prompt){.text = big}, TANDEM_E_TOO_LARGE);
+	assert_int_equal(tandem_tokenize(k.t, &(struct tandem_prompt){.id = &id, .n_ids = 1}, &ids, &k.err), TANDEM_E_INVALID);
+	talk_close(&k);
 }
 
 int main(void)

@@ -1,9 +1,7 @@
 /*
  * test_c_generate.c: the blocking form: what is sent is what was asked, what comes back in pieces of any size reaches the callbacks once and in order.
  */
-#include "tests/unit/fake_daemon.h"
-
-static const struct tandem_request plain = {.prompt = {.text = "hello"}};
+#include "tests/lib/fake_daemon.h"
 
 static void script_plain(struct fake *f)
 {
@@ -26,32 +24,25 @@ static void script_plain(struct fake *f)
 
 static void answer_in_pieces(size_t piece)
 {
-	struct fake f = {.piece = piece};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {.f = {.piece = piece}};
 
-	fake_start(&f, script_plain);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_string_equal(tandem_info(t)->server, "fake 1");
-	assert_int_equal(tandem_info(t)->context, 512);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
-	assert_int_equal(err.code, 0);
-	assert_int_equal(s.accepted, 1);
-	assert_int_equal(s.deltas, 4);
-	assert_int_equal(s.finished, 1);
-	assert_int_equal(s.n_ids, 6);
-	assert_int_equal(s.id[5], 5);
-	assert_string_equal(s.text, "The answer\xc3\xa9!");
-	assert_int_equal(s.finish.reason, TANDEM_STOP);
-	assert_int_equal(s.finish.output_tokens, 6);
-	assert_int_equal(s.finish.accepted, 4);
-	assert_true(s.finish.seed == UINT64_MAX);
-	assert_int_equal(s.finish.resumes, 0);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_plain, NULL);
+	assert_string_equal(tandem_info(k.t)->server, "fake 1");
+	assert_int_equal(tandem_info(k.t)->context, 512);
+	assert_int_equal(talk_ask(&k), 0);
+	assert_int_equal(k.err.code, 0);
+	assert_int_equal(k.s.accepted, 1);
+	assert_int_equal(k.s.deltas, 4);
+	assert_int_equal(k.s.finished, 1);
+	assert_int_equal(k.s.n_ids, 6);
+	assert_int_equal(k.s.id[5], 5);
+	assert_string_equal(k.s.text, "The answer\xc3\xa9!");
+	assert_int_equal(k.s.finish.reason, TANDEM_STOP);
+	assert_int_equal(k.s.finish.output_tokens, 6);
+	assert_int_equal(k.s.finish.accepted, 4);
+	assert_true(k.s.finish.seed == UINT64_MAX);
+	assert_int_equal(k.s.finish.resumes, 0);
+	talk_close(&k);
 }
 
 static void test_whole_frames(void **state)
@@ -118,24 +109,17 @@ static void test_settings(void **state)
 		.whole = 1,
 		.deadline_ms = 1500,
 	};
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_settings);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &r, &h, &err), TANDEM_E_QUEUE_FULL);
-	assert_string_equal(err.name, "queue_full");
-	assert_string_equal(err.text, "too many");
-	assert_int_equal(err.retry_after_ms, 250);
-	assert_int_equal(s.failed, 1);
-	assert_int_equal(s.error.code, err.code);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_settings, NULL);
+	assert_int_equal(tandem_generate(k.t, &r, &k.h, &k.err), TANDEM_E_QUEUE_FULL);
+	assert_string_equal(k.err.name, "queue_full");
+	assert_string_equal(k.err.text, "too many");
+	assert_int_equal(k.err.retry_after_ms, 250);
+	assert_int_equal(k.s.failed, 1);
+	assert_int_equal(k.s.error.code, k.err.code);
+	talk_close(&k);
 }
 
 static void script_logprobs(struct fake *f)
@@ -146,10 +130,8 @@ static void script_logprobs(struct fake *f)
 	Tandem__TopLogprob top = TANDEM__TOP_LOGPROB__INIT, *tops[] = {&top};
 	int32_t ids[] = {10, 11};
 	uint8_t bytes[] = {0xc3, 0};
-	uint64_t tag;
+	uint64_t tag = fake_asked(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
 	fake_accepted(f, tag, 1, "");
 	lp[0].logprob = -0.5f;
 	lp[1].logprob = -1.5f;
@@ -189,22 +171,17 @@ static int check_logprobs(void *ctx, const struct tandem_delta *d)
 
 static void test_logprobs(void **state)
 {
-	struct fake f = {0};
+	struct talk k = {0};
 	int deltas = 0;
 	struct tandem_handler h = {.ctx = &deltas, .delta = check_logprobs};
-	struct tandem_error err;
-	struct tandem *t;
 
 	(void)state;
-	fake_start(&f, script_logprobs);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
+	talk_open(&k, script_logprobs, NULL);
+	assert_int_equal(tandem_generate(k.t, &hello, &h, &k.err), 0);
 	assert_int_equal(deltas, 1);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), TANDEM_E_PROTOCOL);
+	assert_int_equal(tandem_generate(k.t, &hello, &h, &k.err), TANDEM_E_PROTOCOL);
 	assert_int_equal(deltas, 1);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_close(&k);
 }
 
 static void script_small_calls(struct fake *f)
@@ -255,27 +232,23 @@ static void test_small_calls(void **state)
 {
 	const struct tandem_prompt prompt = {.text = "abc"};
 	const int32_t ask[] = {4, -1};
-	struct fake f = {0};
+	struct talk k = {0};
 	struct tandem_ids ids;
 	struct tandem_status *st;
-	struct tandem_error err;
-	struct tandem *t;
 	char *text;
 
 	(void)state;
-	fake_start(&f, script_small_calls);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_tokenize(t, &prompt, &ids, &err), 0);
+	talk_open(&k, script_small_calls, NULL);
+	assert_int_equal(tandem_tokenize(k.t, &prompt, &ids, &k.err), 0);
 	assert_int_equal(ids.n, 3);
 	assert_int_equal(ids.id[2], 7);
 	tandem_ids_free(&ids);
-	text = tandem_detokenize(t, ask, 2, &err);
+	text = tandem_detokenize(k.t, ask, 2, &k.err);
 	assert_string_equal(text, "ab");
 	free(text);
-	st = tandem_status(t, &err);
+	st = tandem_status(k.t, &k.err);
 	assert_non_null(st);
-	tandem_close(t);
+	tandem_close(k.t);
 	assert_int_equal(st->cycles, 12);
 	assert_int_equal(st->n_accepted_at, 2);
 	assert_int_equal(st->accepted_at[1], 4);
@@ -284,17 +257,14 @@ static void test_small_calls(void **state)
 	assert_true(st->worker[0].step_us == 1ull << 40);
 	assert_null(st->worker[0].device);
 	tandem_status_free(st);
-	fake_stop(&f);
+	fake_stop(&k.f);
 }
 
 static void script_cancel(struct fake *f)
 {
 	Tandem__ClientMessage *m;
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 1, "a");
 	fake_delta(f, tag, 1, 1, "b");
 	m = fake_expect(f, TANDEM__CLIENT_MESSAGE__BODY_CANCEL);
@@ -308,23 +278,16 @@ static void script_cancel(struct fake *f)
 
 static void test_cancel_by_callback(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {.cancel_at = 2};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {.s = {.cancel_at = 2}};
 
 	(void)state;
-	fake_start(&f, script_cancel);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
-	assert_int_equal(s.finish.reason, TANDEM_CANCELLED);
-	assert_string_equal(s.text, "abc");
+	talk_open(&k, script_cancel, NULL);
+	assert_int_equal(talk_ask(&k), 0);
+	assert_int_equal(k.s.finish.reason, TANDEM_CANCELLED);
+	assert_string_equal(k.s.text, "abc");
 	usleep(20000);
-	assert_int_equal(tandem_process(t, &err), 0);
-	tandem_close(t);
-	fake_stop(&f);
+	assert_int_equal(tandem_process(k.t, &k.err), 0);
+	talk_close(&k);
 }
 
 int main(void)

@@ -2,9 +2,8 @@
  * test_c_loss.c: the connection is lost: answers that had begun are resumed without gap or repetition, what was not accepted is sent again, and
  * where nothing can be done the caller hears of it once.
  */
-#include "tests/unit/fake_daemon.h"
+#include "tests/lib/fake_daemon.h"
 
-static const struct tandem_request plain = {.prompt = {.text = "hello"}};
 static const struct tandem_options retry = {.retry_ms = 3000, .timeout_ms = 1000};
 
 static void script_resume(struct fake *f)
@@ -13,8 +12,7 @@ static void script_resume(struct fake *f)
 	uint64_t tag;
 	int i;
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	tag = fake_asked(f);
 	fake_accepted(f, tag, 41, "secret");
 	fake_delta(f, tag, 0, 3, "one ");
 	for (i = 0; i < 2; i++) {
@@ -45,58 +43,42 @@ static void check_resumed(const struct seen *s)
 
 static void test_resume_blocking(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_resume);
-	t = tandem_connect(f.path, &retry, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
-	check_resumed(&s);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_resume, &retry);
+	assert_int_equal(talk_ask(&k), 0);
+	check_resumed(&k.s);
+	talk_close(&k);
 }
 
 static void test_resume_event_loop(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 	int lost = 0;
 
 	(void)state;
-	fake_start(&f, script_resume);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_true(tandem_submit(t, &plain, &h, &err) != 0);
-	while (pump(t, &s.finished, &err)) {
-		assert_int_equal(err.code, TANDEM_E_CLOSED);
-		assert_int_equal(tandem_fd(t), -1);
-		assert_int_equal(tandem_want(t), 0);
-		assert_int_equal(tandem_process(t, &err), TANDEM_E_CLOSED); /* and stays so */
-		assert_int_equal(tandem_reconnect(t, &err), 0);
+	talk_open(&k, script_resume, NULL);
+	assert_true(tandem_submit(k.t, &hello, &k.h, &k.err) != 0);
+	while (pump(k.t, &k.s.finished, &k.err)) {
+		assert_int_equal(k.err.code, TANDEM_E_CLOSED);
+		assert_int_equal(tandem_fd(k.t), -1);
+		assert_int_equal(tandem_want(k.t), 0);
+		assert_int_equal(tandem_process(k.t, &k.err), TANDEM_E_CLOSED); /* and stays so */
+		assert_int_equal(tandem_reconnect(k.t, &k.err), 0);
 		lost++;
 	}
 	assert_int_equal(lost, 2);
-	check_resumed(&s);
-	tandem_close(t);
-	fake_stop(&f);
+	check_resumed(&k.s);
+	talk_close(&k);
 }
 
 static void script_not_accepted(struct fake *f)
 {
 	uint64_t first, again;
 
-	fake_greet(f);
-	first = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_greet(f);
-	again = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+	first = fake_asked(f);
+	again = fake_asked(f);
 	FAKE_CHECK(first == again);
 	fake_accepted(f, again, 1, "k");
 	fake_finish(f, again, TANDEM__FINISH_REASON__STOP, 0);
@@ -104,30 +86,20 @@ static void script_not_accepted(struct fake *f)
 
 static void test_not_accepted_is_sent_again(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_not_accepted);
-	t = tandem_connect(f.path, &retry, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), 0);
-	assert_int_equal(s.finished, 1);
-	assert_int_equal(s.finish.resumes, 0);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_not_accepted, &retry);
+	assert_int_equal(talk_ask(&k), 0);
+	assert_int_equal(k.s.finished, 1);
+	assert_int_equal(k.s.finish.resumes, 0);
+	talk_close(&k);
 }
 
 static void script_dies(struct fake *f)
 {
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 1, "a");
 	fake_raw(f, "\x20\0\0\0half", 8); /* in the middle of a frame */
 	close(f->listener);
@@ -136,22 +108,15 @@ static void script_dies(struct fake *f)
 
 static void dies(const struct tandem_options *o)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
-	fake_start(&f, script_dies);
-	t = tandem_connect(f.path, o, &err);
-	assert_non_null(t);
-	assert_int_not_equal(tandem_generate(t, &plain, &h, &err), 0);
-	assert_int_equal(err.code, o ? TANDEM_E_NOT_FOUND : TANDEM_E_CLOSED);
-	assert_int_equal(s.failed, 1);
-	assert_string_equal(s.text, "a");
-	assert_int_not_equal(tandem_reconnect(t, &err), 0);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_dies, o);
+	assert_int_not_equal(talk_ask(&k), 0);
+	assert_int_equal(k.err.code, o ? TANDEM_E_NOT_FOUND : TANDEM_E_CLOSED);
+	assert_int_equal(k.s.failed, 1);
+	assert_string_equal(k.s.text, "a");
+	assert_int_not_equal(tandem_reconnect(k.t, &k.err), 0);
+	talk_close(&k);
 }
 
 static void test_daemon_dies(void **state)
@@ -165,11 +130,8 @@ static void test_daemon_dies(void **state)
 
 static void script_refused(struct fake *f)
 {
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 1, "a");
 	fake_greet(f);
 	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_RESUME);
@@ -178,32 +140,22 @@ static void script_refused(struct fake *f)
 
 static void test_resume_refused(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {0};
-	struct tandem_handler h = seen_handler(&s);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {0};
 
 	(void)state;
-	fake_start(&f, script_refused);
-	t = tandem_connect(f.path, &retry, &err);
-	assert_non_null(t);
-	assert_int_equal(tandem_generate(t, &plain, &h, &err), TANDEM_E_NOT_FOUND);
-	assert_string_equal(err.text, "no such request");
-	assert_int_equal(s.failed, 1);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_open(&k, script_refused, &retry);
+	assert_int_equal(talk_ask(&k), TANDEM_E_NOT_FOUND);
+	assert_string_equal(k.err.text, "no such request");
+	assert_int_equal(k.s.failed, 1);
+	talk_close(&k);
 }
 
 static uint32_t resumed_at;
 
 static void script_wrong_place(struct fake *f)
 {
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 3, "abc");
 	fake_greet(f);
 	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_RESUME);
@@ -212,62 +164,46 @@ static void script_wrong_place(struct fake *f)
 
 static void test_wrong_place_is_refused(void **state)
 {
-	struct fake f = {0};
-	struct tandem_error err;
-	struct tandem *t;
-
 	(void)state;
 	for (resumed_at = 2; resumed_at <= 4; resumed_at += 2) { /* repetition, gap */
-		struct seen s = {0};
-		struct tandem_handler h = seen_handler(&s);
+		struct talk k = {0};
 
-		fake_start(&f, script_wrong_place);
-		t = tandem_connect(f.path, &retry, &err);
-		assert_non_null(t);
-		assert_int_equal(tandem_generate(t, &plain, &h, &err), TANDEM_E_PROTOCOL);
-		assert_string_equal(s.text, "abc");
-		tandem_close(t);
-		fake_stop(&f);
+		talk_open(&k, script_wrong_place, &retry);
+		assert_int_equal(talk_ask(&k), TANDEM_E_PROTOCOL);
+		assert_string_equal(k.s.text, "abc");
+		talk_close(&k);
 	}
 }
 
 static void script_hangup_while_cancelling(struct fake *f)
 {
-	uint64_t tag;
+	uint64_t tag = fake_begin(f);
 
-	fake_greet(f);
-	tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
-	fake_accepted(f, tag, 1, "k");
 	fake_delta(f, tag, 0, 1, "a");
 	fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_CANCEL);
 }
 
 static void test_cancel_then_loss(void **state)
 {
-	struct fake f = {0};
-	struct seen s = {.cancel_at = 1}, late = {0};
-	struct tandem_handler h = seen_handler(&s), hl = seen_handler(&late);
-	struct tandem_error err;
-	struct tandem *t;
+	struct talk k = {.s = {.cancel_at = 1}};
+	struct seen late = {0};
+	struct tandem_handler hl = seen_handler(&late);
 	uint64_t call;
 
 	(void)state;
-	fake_start(&f, script_hangup_while_cancelling);
-	t = tandem_connect(f.path, NULL, &err);
-	assert_non_null(t);
-	assert_true(tandem_submit(t, &plain, &h, &err) != 0);
-	assert_int_equal(pump(t, &s.failed, &err), 0);
-	assert_int_equal(s.failed, 1);
-	assert_int_equal(s.error.code, TANDEM_E_CANCELLED);
+	talk_open(&k, script_hangup_while_cancelling, NULL);
+	assert_true(tandem_submit(k.t, &hello, &k.h, &k.err) != 0);
+	assert_int_equal(pump(k.t, &k.s.failed, &k.err), 0);
+	assert_int_equal(k.s.failed, 1);
+	assert_int_equal(k.s.error.code, TANDEM_E_CANCELLED);
 	/* Submitted and cancelled while lost: ends at the next process. */
-	call = tandem_submit(t, &plain, &hl, &err);
+	call = tandem_submit(k.t, &hello, &hl, &k.err);
 	assert_true(call != 0);
-	assert_int_equal(tandem_cancel(t, call, &err), 0);
+	assert_int_equal(tandem_cancel(k.t, call, &k.err), 0);
 	assert_int_equal(late.failed, 0);
-	assert_int_equal(tandem_process(t, &err), TANDEM_E_CLOSED);
+	assert_int_equal(tandem_process(k.t, &k.err), TANDEM_E_CLOSED);
 	assert_int_equal(late.failed, 1);
-	tandem_close(t);
-	fake_stop(&f);
+	talk_close(&k);
 }
 
 int main(void)

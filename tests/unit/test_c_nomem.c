@@ -4,8 +4,10 @@
  *
  * The daemon's thread has all the memory it wants. A sanitizer brings its own allocator: there the test has nothing to replace and says so.
  */
+#include <sys/socket.h>
+
 #include "failing_alloc.h"
-#include "tests/unit/fake_daemon.h"
+#include "tests/lib/fake_daemon.h"
 
 #if FAILING_ALLOC
 
