@@ -147,6 +147,7 @@ struct td_mps {
 	char pipe_var[4200], log_var[4200], share_var[64]; /* NAME=value, for environments */
 	char how[480]; /* state OFF: how the workers share the device instead, and why */
 };
+int td_mps_find(struct td_daemon *d, struct td_error *err); /* whether it is wanted and there: what can be known without starting anything */
 int td_mps_open(struct td_daemon *d, struct td_error *err);
 void td_mps_check(struct td_daemon *d, uint64_t now_us);
 int td_mps_settled(const struct td_daemon *d); /* 1: workers may start */

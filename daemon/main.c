@@ -223,6 +223,8 @@ static void log_plan(const struct td_daemon *d)
 	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
 	td_model_tell_memory(&d->cfg, m);
+	if (td_device_is_gpu(m) && d->mps.how[0])
+		td_log(TD_LOG_WARN, "the workers share the GPU by %s", d->mps.how);
 }
 
 static int serve(struct td_daemon *d, struct td_error *err)
@@ -288,7 +290,9 @@ int main(int argc, char **argv)
 	d.started_us = td_now_us();
 	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
 	rc = td_model_load(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
-	if (!rc && action == TD_CHECK) {
+	if (!rc && action == TD_CHECK && td_mps_find(&d, &err)) {
+		rc = complain(&err, EXIT_CONFIG);
+	} else if (!rc && action == TD_CHECK) {
 		td_model_tell_memory(&d.cfg, &d.model);
 		puts("the configuration is fine");
 	} else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err)) {

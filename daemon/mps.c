@@ -321,33 +321,42 @@ static int name_folders(struct td_daemon *d)
 	return strlen(pipe_dir(m)) + sizeof("/control_privileged") <= sizeof(((struct sockaddr_un *)0)->sun_path);
 }
 
-int td_mps_open(struct td_daemon *d, struct td_error *err)
+int td_mps_find(struct td_daemon *d, struct td_error *err)
 {
 	const char *wanted = d->cfg.mps;
 	struct td_mps *m = &d->mps;
-	int must = !strcmp(wanted, "on"), found;
+	int must = !strcmp(wanted, "on");
 
 	m->state = TD_MPS_OFF;
-	if (!td_device_is_gpu(&d->model)) {
+	if (!td_device_is_gpu(&d->model))
 		snprintf(m->how, sizeof(m->how), "host memory");
-		return 0;
-	}
-	if (!strcmp(wanted, "off") || (!must && !d->model.has_drafter)) {
-		snprintf(m->how, sizeof(m->how), d->model.has_drafter ? "time slices: engine.mps = off" : "nothing: one worker has the GPU");
-		return 0;
-	}
-	found = find_program(&d->cfg, m->program, sizeof(m->program));
-	if (found && name_folders(d)) {
+	else if (!must && !d->model.has_drafter)
+		snprintf(m->how, sizeof(m->how), "nothing: one worker has the GPU");
+	else if (!strcmp(wanted, "off"))
+		snprintf(m->how, sizeof(m->how), "time slices: engine.mps = off");
+	else if (find_program(&d->cfg, m->program, sizeof(m->program)))
 		m->state = TD_MPS_DOWN;
-		return 0;
-	}
-	if (must && !found)
+	else if (must)
 		return td_error_set(err, TD_E_INVALID,
 				    "engine.mps = on: cannot run %.200s: install it (part of the NVIDIA driver), name it by engine.mps_control, or set engine.mps = auto", m->program);
-	if (must)
-		return td_error_set(err, TD_E_INVALID, "engine.mps = on: the path of tandem.runtime_dir is too long for its sockets");
-	snprintf(m->how, sizeof(m->how), found ? "time slices: the path of tandem.runtime_dir is too long for MPS" : "time slices: %.200s cannot be run", m->program);
-	td_log(TD_LOG_WARN, "the workers share the GPU by %s", m->how);
+	else
+		snprintf(m->how, sizeof(m->how), "time slices: %.200s cannot be run", m->program);
+	return 0;
+}
+
+int td_mps_open(struct td_daemon *d, struct td_error *err)
+{
+	struct td_mps *m = &d->mps;
+	int rc = td_mps_find(d, err);
+
+	if (rc)
+		return rc;
+	if (m->state == TD_MPS_DOWN && !name_folders(d)) {
+		if (!strcmp(d->cfg.mps, "on"))
+			return td_error_set(err, TD_E_INVALID, "engine.mps = on: the path of tandem.runtime_dir is too long for its sockets");
+		m->state = TD_MPS_OFF;
+		snprintf(m->how, sizeof(m->how), "time slices: the path of tandem.runtime_dir is too long for the sockets of MPS");
+	}
 	return 0;
 }
 

@@ -129,15 +129,18 @@ FAKE_TARGET=$BASE_TARGET FAKE_DRAFTER=$BASE_DRAFTER
 # it dies: it is started again and the workers with it; again and again: without
 mps_make : :
 PATH=$T/mps:$PATH start $GPU
-waits 'MPS is up' 5
+one 80 '' 'restarts_target=0'
 (sleep 0.3; kill -9 "$(head -n 1 "$T/mps/pids")") &
-one 3000 '' 'restarts_target=1' 'restarts_drafter=1' 'sharing=\"MPS\"'
+one 3000 ''
+wait $!
+waits 'MPS is gone' 5
+one 80 '' 'restarts_target=1' 'restarts_drafter=1' 'sharing=\"MPS\"'
 grep -q 'MPS is gone: .* was ended by signal 9' "$LOG" || fail "nothing is said of the death of MPS"
 stop
 mps_gone "after its death"
-mps_make : 'sleep 0.4; exit 3'
+mps_make : 'sleep 1; exit 3'
 PATH=$T/mps:$PATH start $GPU
-waits 'time slices: MPS cannot be had: .* ended with exit code 3' 10
+waits 'time slices: MPS cannot be had: .* ended with exit code 3' 20
 one 80 '' 'sharing=\"time slices: MPS cannot be had: '
 [ "$(grep -c 'MPS is up' "$LOG")" = 4 ] || fail "not tried as often as it should be"
 stop
@@ -179,6 +182,7 @@ tandemd_run $GPU --engine.mps=on --engine.mps_control="$T/none" >"$OUT" 2>&1 && 
 [ $? = 2 ] || fail "not the exit code of a wrong configuration"
 [ "$(wc -l <"$OUT")" = 1 ] || fail "a start error is more than a line"
 grep -q "^tandemd: engine.mps = on: cannot run $T/none: install it" "$OUT" || fail "the sentence"
+tandemd_run $GPU --engine.mps=on --engine.mps_control="$T/none" --check >"$OUT" 2>&1 && fail "--check likes a program that is not there"
 # workers that cannot use it: without, with auto
 mps_make : :
 FAKE_TARGET=$BASE_TARGET,mps_only=device
