@@ -2,13 +2,6 @@
  * test_memplan.c: the plan is what is allocated, byte for byte, for files, synthetic models and expanded weights; the 4B pair fits where it must;
  * what does not fit is refused with what to lower.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -17,6 +10,7 @@
 #include "engine/memplan.h"
 #include "kernels/pack.h"
 #include "target_worker/target.h"
+#include "tests/lib/unit.h"
 
 #define GIB ((uint64_t)1 << 30)
 
@@ -24,13 +18,6 @@ static struct td_error err;
 static struct td_ops ops; /* the CPU's, counting */
 static struct td_dev *dev;
 static uint64_t allocated;
-
-#define OK(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) \
-			fail_msg("%s: %s: %s", #call, td_error_name(rc_), err.text); \
-	} while (0)
 
 static void *count_alloc(struct td_dev *d, size_t bytes, struct td_error *e)
 {

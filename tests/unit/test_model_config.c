@@ -1,33 +1,23 @@
 /*
  * test_model_config.c: config.json of targets and drafters: published forms are read right, nonsense and unknown mathematics are refused by name.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
-#include <cmocka.h>
 #include <jansson.h>
 
 #include "engine/model.h"
-#include "model_files.h"
+#include "tests/lib/model_files.h"
+#include "tests/lib/unit.h"
 
-static char dir[64];
 static struct td_error err;
 
 static int setup(void **state)
 {
-	(void)state;
-	scratch_make(dir);
 	memset(&err, 0, sizeof(err));
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	scratch_remove(dir);
-	return 0;
+	return scratch_setup(state);
 }
 
 /* The 4B model as published: nested, ids only the end of text, rope in rope_parameters. */
@@ -70,7 +60,7 @@ static void config_write(const char *base, const char *path, const char *value)
 		json_object_del(at, path);
 	}
 	text = json_dumps(root, 0);
-	file_text(dir, "config.json", text);
+	file_text(scratch, "config.json", text);
 	free(text);
 	json_decref(root);
 }
@@ -86,13 +76,13 @@ static void expect(const char *what, const char *value, int rc, int code, const 
 static int target_try(struct td_target_config *c)
 {
 	memset(&err, 0, sizeof(err));
-	return td_target_config_load(dir, c, &err);
+	return td_target_config_load(scratch, c, &err);
 }
 
 static int drafter_try(struct td_drafter_config *c)
 {
 	memset(&err, 0, sizeof(err));
-	return td_drafter_config_load(dir, c, &err);
+	return td_drafter_config_load(scratch, c, &err);
 }
 
 static void test_target_published(void **state)
@@ -142,21 +132,21 @@ static void test_target_tied_and_eos(void **state)
 
 	/* lists, both levels and the generation defaults come together, each id once */
 	config_write(target4b, "text_config.eos_token_id", "[7, 9, 7]");
-	file_text(dir, "generation_config.json", "{\"eos_token_id\":[248046,9],\"temperature\":1.0}");
+	file_text(scratch, "generation_config.json", "{\"eos_token_id\":[248046,9],\"temperature\":1.0}");
 	assert_int_equal(target_try(&c), 0);
 	assert_int_equal(c.n_eos, 3);
 	assert_int_equal(c.eos[0], 7);
 	assert_int_equal(c.eos[1], 9);
 	assert_int_equal(c.eos[2], 248046);
-	file_text(dir, "generation_config.json", "{\"eos_token_id\":null}");
+	file_text(scratch, "generation_config.json", "{\"eos_token_id\":null}");
 	assert_int_equal(target_try(&c), 0);
 	assert_int_equal(c.n_eos, 2);
-	file_text(dir, "generation_config.json", "{\"eos_token_id\":248320}");
+	file_text(scratch, "generation_config.json", "{\"eos_token_id\":248320}");
 	assert_int_equal(target_try(&c), TD_E_FORMAT);
 	assert_non_null(strstr(err.text, "generation_config.json: eos_token_id is 248320"));
-	file_text(dir, "generation_config.json", "{\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10]}");
+	file_text(scratch, "generation_config.json", "{\"eos_token_id\":[1,2,3,4,5,6,7,8,9,10]}");
 	assert_int_equal(target_try(&c), TD_E_UNSUPPORTED);
-	file_text(dir, "generation_config.json", "{");
+	file_text(scratch, "generation_config.json", "{");
 	assert_int_equal(target_try(&c), TD_E_FORMAT);
 }
 
@@ -173,7 +163,7 @@ static void test_target_flat(void **state)
 	json_object_set_new(flat, "num_hidden_layers", json_integer(3));
 	json_object_set_new(flat, "layer_types", json_loads("[\"full_attention\",\"linear_attention\",\"full_attention\"]", 0, NULL));
 	text = json_dumps(flat, 0);
-	file_text(dir, "config.json", text);
+	file_text(scratch, "config.json", text);
 	free(text);
 	json_decref(root);
 	assert_int_equal(target_try(&c), 0);
@@ -283,15 +273,15 @@ static void test_files(void **state)
 
 	(void)state;
 	expect("no file", NULL, target_try(&c), TD_E_NOT_FOUND, "can't be opened");
-	file_text(dir, "config.json", "");
+	file_text(scratch, "config.json", "");
 	expect("empty", NULL, target_try(&c), TD_E_FORMAT, "not valid JSON");
-	file_text(dir, "config.json", "[]");
+	file_text(scratch, "config.json", "[]");
 	expect("list", NULL, target_try(&c), TD_E_FORMAT, "no JSON object");
-	file_text(dir, "config.json", "{\"model_type\":\"qwen3_5\",\"model_type\":\"qwen3_5\"}");
+	file_text(scratch, "config.json", "{\"model_type\":\"qwen3_5\",\"model_type\":\"qwen3_5\"}");
 	expect("duplicate", NULL, target_try(&c), TD_E_FORMAT, "duplicate");
-	file_text(dir, "config.json", "{\"x\":NaN}");
+	file_text(scratch, "config.json", "{\"x\":NaN}");
 	expect("NaN", NULL, target_try(&c), TD_E_FORMAT, "not valid JSON");
-	snprintf(path, sizeof(path), "%s/config.json", dir);
+	snprintf(path, sizeof(path), "%s/config.json", scratch);
 	must(truncate(path, 17 << 20) == 0, path);
 	expect("large", NULL, target_try(&c), TD_E_TOO_LARGE, "bytes");
 	unlink(path);
@@ -373,7 +363,7 @@ static void test_drafter_rules(void **state)
 		json_object_set_new(root, "num_target_layers", json_integer(k ? 36 : 32));
 		json_object_del(json_object_get(root, "dflash_config"), "target_layer_ids");
 		text = json_dumps(root, 0);
-		file_text(dir, "config.json", text);
+		file_text(scratch, "config.json", text);
 		free(text);
 		json_decref(root);
 		assert_int_equal(drafter_try(&c), 0);
@@ -393,7 +383,7 @@ static void test_drafter_rules(void **state)
 	json_object_del(root, "layer_types");
 	json_object_set_new(root, "max_window_layers", json_integer(2));
 	char *text = json_dumps(root, 0);
-	file_text(dir, "config.json", text);
+	file_text(scratch, "config.json", text);
 	free(text);
 	json_decref(root);
 	assert_int_equal(drafter_try(&c), 0);
@@ -456,7 +446,7 @@ static void test_drafter_refused(void **state)
 		config_write(drafter4b, bad[i].path, bad[i].value);
 		expect(bad[i].path, bad[i].value, drafter_try(&c), bad[i].code, bad[i].text);
 	}
-	file_text(dir, "config.json", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36}");
+	file_text(scratch, "config.json", "{\"model_type\":\"qwen3\",\"num_hidden_layers\":36}");
 	expect("plain qwen3", NULL, drafter_try(&c), TD_E_UNSUPPORTED, "is not a DFlash drafter");
 	config_write(drafter4b, "draft_vocab_size", "248320");
 	assert_int_equal(drafter_try(&c), 0);
@@ -498,15 +488,15 @@ static void test_pair(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_target_published, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_target_tied_and_eos, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_target_flat, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_target_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_files, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_drafter_published, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_drafter_rules, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_drafter_refused, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_pair, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_target_published, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_target_tied_and_eos, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_target_flat, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_target_refused, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_files, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_drafter_published, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_drafter_rules, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_drafter_refused, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_pair, setup, scratch_teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

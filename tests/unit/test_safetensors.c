@@ -1,17 +1,17 @@
 /*
  * test_safetensors.c: a checkpoint is read as it is, and a lying or damaged one is refused with a sentence that names file and tensor.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/safetensors.h"
-#include "model_files.h"
+#include "tests/lib/model_files.h"
+#include "tests/lib/unit.h"
 
-static char dir[64];
 static struct td_error err;
 
 static const char valid[] = "{\"__metadata__\":{\"format\":\"pt\"},"
@@ -23,17 +23,8 @@ static const char valid[] = "{\"__metadata__\":{\"format\":\"pt\"},"
 
 static int setup(void **state)
 {
-	(void)state;
-	scratch_make(dir);
 	memset(&err, 0, sizeof(err));
-	return 0;
-}
-
-static int teardown(void **state)
-{
-	(void)state;
-	scratch_remove(dir);
-	return 0;
+	return scratch_setup(state);
 }
 
 static void expect(const char *what, int rc, int code, const char *text)
@@ -63,8 +54,8 @@ static void test_read(void **state)
 	struct td_st *st;
 
 	(void)state;
-	st_write(dir, "model.safetensors", valid, -1, 45);
-	assert_int_equal(td_st_open(dir, &st, &err), 0);
+	st_write(scratch, "model.safetensors", valid, -1, 45);
+	assert_int_equal(td_st_open(scratch, &st, &err), 0);
 	assert_int_equal(td_st_count(st), 5);
 	assert_string_equal(td_st_at(st, 0)->name, "a");
 	assert_string_equal(td_st_at(st, 4)->name, "z");
@@ -97,7 +88,7 @@ static void test_read(void **state)
 
 	/* the same file by its own path is the same; the same bytes at another time are not */
 	char path[128];
-	snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+	snprintf(path, sizeof(path), "%s/model.safetensors", scratch);
 	assert_int_equal(td_st_open(path, &st, &err), 0);
 	td_st_identity(st, again, sizeof(again));
 	assert_string_equal(id + 2, again);
@@ -182,19 +173,19 @@ static void test_lies(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(lies) / sizeof(*lies); i++) {
-		st_write(dir, "model.safetensors", lies[i].header, lies[i].claim, lies[i].data);
-		expect(lies[i].what, try_open(dir), TD_E_FORMAT, lies[i].text);
+		st_write(scratch, "model.safetensors", lies[i].header, lies[i].claim, lies[i].data);
+		expect(lies[i].what, try_open(scratch), TD_E_FORMAT, lies[i].text);
 		if (!strstr(err.text, "model.safetensors"))
 			fail_msg("%s: the message names no file: %s", lies[i].what, err.text);
 	}
 	memset(name, 'n', sizeof(name));
 	name[201] = '\0';
 	assert_true(asprintf(&header, "{\"%s\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", name) > 0);
-	st_write(dir, "model.safetensors", header, -1, 1);
-	expect("long name", try_open(dir), TD_E_FORMAT, "name has 201 bytes");
+	st_write(scratch, "model.safetensors", header, -1, 1);
+	expect("long name", try_open(scratch), TD_E_FORMAT, "name has 201 bytes");
 	free(header);
-	st_write(dir, "model.safetensors", "{}", -1, 0);
-	expect("no tensors at all is valid", try_open(dir), 0, NULL);
+	st_write(scratch, "model.safetensors", "{}", -1, 0);
+	expect("no tensors at all is valid", try_open(scratch), 0, NULL);
 }
 
 /* Deep nesting must end in a message, not in an exhausted stack. */
@@ -208,8 +199,8 @@ static void test_deep(void **state)
 	memcpy(header, "{\"a\":", 5);
 	memset(header + 5, '[', n);
 	header[n + 5] = '\0';
-	st_write(dir, "model.safetensors", header, -1, 0);
-	expect("deep", try_open(dir), TD_E_FORMAT, "not valid JSON");
+	st_write(scratch, "model.safetensors", header, -1, 0);
+	expect("deep", try_open(scratch), TD_E_FORMAT, "not valid JSON");
 	free(header);
 }
 
@@ -220,15 +211,15 @@ static void test_truncated(void **state)
 
 	(void)state;
 	for (size_t k = 0; k < n; k++) {
-		file_write(dir, "model.safetensors", p, k);
-		if (try_open(dir) != TD_E_FORMAT)
+		file_write(scratch, "model.safetensors", p, k);
+		if (try_open(scratch) != TD_E_FORMAT)
 			fail_msg("cut to %zu of %zu bytes: %s", k, n, td_error_name(err.code));
 	}
-	file_write(dir, "model.safetensors", p, n);
-	expect("whole", try_open(dir), 0, NULL);
+	file_write(scratch, "model.safetensors", p, n);
+	expect("whole", try_open(scratch), 0, NULL);
 	p[n] = 0;
-	file_write(dir, "model.safetensors", p, n + 1);
-	expect("one byte more", try_open(dir), TD_E_FORMAT, "at its end");
+	file_write(scratch, "model.safetensors", p, n + 1);
+	expect("one byte more", try_open(scratch), TD_E_FORMAT, "at its end");
 	free(p);
 }
 
@@ -260,9 +251,9 @@ static void test_flips(void **state)
 			old[i] = p[at[i]];
 			p[at[i]] = round % 2 ? (unsigned char)(old[i] ^ (1u << next(&seed) % 8)) : (unsigned char)"0123456789[]{},:\"-"[next(&seed) % 18];
 		}
-		file_write(dir, "model.safetensors", p, n);
+		file_write(scratch, "model.safetensors", p, n);
 		memset(&err, 0, sizeof(err));
-		if (td_st_open(dir, &st, &err) == 0) {
+		if (td_st_open(scratch, &st, &err) == 0) {
 			volatile unsigned sum = 0;
 
 			for (size_t i = 0; i < td_st_count(st); i++)
@@ -290,7 +281,7 @@ static void index_write(const char *map)
 	char text[1024];
 
 	snprintf(text, sizeof(text), "{\"metadata\":{\"total_size\":3},\"weight_map\":%s}", map);
-	file_text(dir, "model.safetensors.index.json", text);
+	file_text(scratch, "model.safetensors.index.json", text);
 }
 
 static void test_shards(void **state)
@@ -325,23 +316,23 @@ static void test_shards(void **state)
 	char path[128];
 
 	(void)state;
-	st_write(dir, "s1", "{" T("a", "U8", "[1]", "[0,1]") "}", -1, 1);
-	st_write(dir, "s2", "{" T("c", "U8", "[0]", "[0,0]") "," T("b", "U8", "[2]", "[0,2]") "}", -1, 2);
-	st_write(dir, "copy", "{" T("a", "U8", "[1]", "[0,1]") "," T("d", "U8", "[1]", "[1,2]") "}", -1, 2);
-	st_write(dir, "cut", "{" T("a", "U8", "[1]", "[0,1]") "}", -1, 0);
-	snprintf(path, sizeof(path), "%s/folder", dir);
+	st_write(scratch, "s1", "{" T("a", "U8", "[1]", "[0,1]") "}", -1, 1);
+	st_write(scratch, "s2", "{" T("c", "U8", "[0]", "[0,0]") "," T("b", "U8", "[2]", "[0,2]") "}", -1, 2);
+	st_write(scratch, "copy", "{" T("a", "U8", "[1]", "[0,1]") "," T("d", "U8", "[1]", "[1,2]") "}", -1, 2);
+	st_write(scratch, "cut", "{" T("a", "U8", "[1]", "[0,1]") "}", -1, 0);
+	snprintf(path, sizeof(path), "%s/folder", scratch);
 	must(mkdir(path, 0700) == 0, path);
-	snprintf(path, sizeof(path), "%s/pipe", dir);
+	snprintf(path, sizeof(path), "%s/pipe", scratch);
 	must(mkfifo(path, 0600) == 0, path);
 	index_write("{\"a\":\"s1\",\"b\":\"s2\",\"c\":\"s2\"}");
-	assert_int_equal(td_st_open(dir, &st, &err), 0);
+	assert_int_equal(td_st_open(scratch, &st, &err), 0);
 	assert_int_equal(td_st_count(st), 3);
 	assert_int_equal(td_st_find(st, "b")->bytes, 2);
 	assert_int_equal(((const unsigned char *)td_st_find(st, "b")->data)[1], 1);
 	td_st_close(st);
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
 		index_write(wrong[i].map);
-		expect(wrong[i].map, try_open(dir), wrong[i].code, wrong[i].text);
+		expect(wrong[i].map, try_open(scratch), wrong[i].code, wrong[i].text);
 	}
 }
 
@@ -350,15 +341,15 @@ static void test_no_file(void **state)
 	char path[5000];
 
 	(void)state;
-	expect("empty folder", try_open(dir), TD_E_NOT_FOUND, "neither model.safetensors nor");
-	snprintf(path, sizeof(path), "%s/nothing", dir);
+	expect("empty folder", try_open(scratch), TD_E_NOT_FOUND, "neither model.safetensors nor");
+	snprintf(path, sizeof(path), "%s/nothing", scratch);
 	expect("no folder", try_open(path), TD_E_NOT_FOUND, "can't be opened");
-	snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+	snprintf(path, sizeof(path), "%s/model.safetensors", scratch);
 	must(mkfifo(path, 0600) == 0, path);
-	expect("a pipe", try_open(dir), TD_E_IO, "not a regular file");
+	expect("a pipe", try_open(scratch), TD_E_IO, "not a regular file");
 	unlink(path);
 	must(mkdir(path, 0700) == 0, path);
-	expect("a folder", try_open(dir), TD_E_IO, "not a regular file");
+	expect("a folder", try_open(scratch), TD_E_IO, "not a regular file");
 	memset(path, 'x', sizeof(path) - 1);
 	path[sizeof(path) - 1] = '\0';
 	expect("a long path", try_open(path), TD_E_INVALID, "too long");
@@ -367,10 +358,10 @@ static void test_no_file(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup_teardown(test_read, setup, teardown),	  cmocka_unit_test_setup_teardown(test_lies, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_deep, setup, teardown),	  cmocka_unit_test_setup_teardown(test_truncated, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_flips, setup, teardown),	  cmocka_unit_test_setup_teardown(test_shards, setup, teardown),
-		cmocka_unit_test_setup_teardown(test_no_file, setup, teardown),
+		cmocka_unit_test_setup_teardown(test_read, setup, scratch_teardown),	  cmocka_unit_test_setup_teardown(test_lies, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_deep, setup, scratch_teardown),	  cmocka_unit_test_setup_teardown(test_truncated, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_flips, setup, scratch_teardown),	  cmocka_unit_test_setup_teardown(test_shards, setup, scratch_teardown),
+		cmocka_unit_test_setup_teardown(test_no_file, setup, scratch_teardown),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

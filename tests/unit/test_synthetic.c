@@ -2,13 +2,6 @@
  * test_synthetic.c: models without files: their configurations are the published ones, their tensors are those that a loader asks for, their values
  * are sane and a function of the name, and a tiny pair of them generates on the CPU.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,15 +9,9 @@
 
 #include "engine/safetensors.h"
 #include "tests/lib/pair.h"
+#include "tests/lib/unit.h"
 
 static struct td_error err;
-
-#define OK(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) \
-			fail_msg("%s: %s: %s", #call, td_error_name(rc_), err.text); \
-	} while (0)
 
 /* ---- configurations ----------------------------------------------------------------------------------------------------------------------- */
 

@@ -2,30 +2,26 @@
  * test_weights.c: what lies in an arena is what the checkpoint says, in both formats and any mixture; a successor finds it at the same addresses
  * without reading it; whatever does not fit is refused by name; a failure half-way leaks no arena; a seal notices a changed byte.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
-#include "checkpoint.h"
 #include "engine/model.h"
+#include "tests/lib/checkpoint.h"
+#include "tests/lib/model_files.h"
+#include "tests/lib/unit.h"
 #include "fake_ops.h"
 
-static char dir[64];
 static struct td_error err;
 static struct ck ck;
 static char print[256];
 
 static int setup(void **state)
 {
-	(void)state;
-	scratch_make(dir);
 	memset(&err, 0, sizeof(err));
-	return 0;
+	return scratch_setup(state);
 }
 
 static int teardown(void **state)
@@ -33,26 +29,18 @@ static int teardown(void **state)
 	(void)state;
 	ck_finish(&ck);
 	fake_finish();
-	scratch_remove(dir);
-	return 0;
+	return scratch_teardown(state);
 }
 
 static int load_target(struct td_arena *kept, struct td_target_weights **w)
 {
-	return td_target_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .kept = kept }, w, print, &err);
+	return td_target_weights_load(&fake_ops, NULL, scratch, &(struct td_load){ .kept = kept }, w, print, &err);
 }
 
 static int load_drafter(struct td_arena *kept, struct td_drafter_weights **w)
 {
-	return td_drafter_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .kept = kept }, w, print, &err);
+	return td_drafter_weights_load(&fake_ops, NULL, scratch, &(struct td_load){ .kept = kept }, w, print, &err);
 }
-
-#define OK(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) \
-			fail_msg("%s: %s: %s", #call, td_error_name(rc_), err.text); \
-	} while (0)
 
 /* ---- what must lie where ----------------------------------------------------------------------------------------------------------------- */
 
@@ -210,8 +198,8 @@ static void test_target(void **state)
 		ck_target(&ck, prefix[(round >> 1) & 1], group);
 		ck_add(&ck, "BF16", "mtp.fc.weight", 4, 4, 0);
 		ck_add(&ck, "F32", "model.visual.patch_embed.proj.weight", 4, 4, 4);
-		ck_write(&ck, dir, "model.safetensors", odd);
-		file_text(dir, "config.json", group ? CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")) : CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
+		ck_write(&ck, scratch, "model.safetensors", odd);
+		file_text(scratch, "config.json", group ? CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")) : CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
 		OK(load_target(NULL, &w));
 		target_is(w, prefix[(round >> 1) & 1], group ? TD_W_INT4 : TD_W_BF16, group);
 		assert_ptr_equal(w->head.data, w->embed.data);
@@ -232,14 +220,14 @@ static void test_head(void **state)
 	for (int group = 0; group <= 16; group += 16) {
 		ck_target(&ck, "model.", 0);
 		ck_linear(&ck, "", "lm_head", 10, 16, group);
-		ck_write(&ck, dir, "model.safetensors", 0);
-		file_text(dir, "config.json", CK_TARGET_CONFIG(""));
+		ck_write(&ck, scratch, "model.safetensors", 0);
+		file_text(scratch, "config.json", CK_TARGET_CONFIG(""));
 		OK(load_target(NULL, &w));
 		linear_is(&w->head, group ? TD_W_INT4 : TD_W_BF16, group, MODULES("lm_head"), 1);
 		assert_ptr_not_equal(w->head.data, w->embed.data);
 		td_target_weights_free(&fake_ops, NULL, w);
 		/* tied: a second copy of the table is skipped, a quantised head is not mistaken for one */
-		file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
+		file_text(scratch, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
 		assert_int_equal(load_target(NULL, &w), group ? TD_E_FORMAT : 0);
 		if (group) {
 			assert_non_null(strstr(err.text, "lm_head.weight_packed"));
@@ -261,8 +249,8 @@ static void test_drafter(void **state)
 		int kind = group ? TD_W_INT4 : TD_W_BF16;
 
 		ck_drafter(&ck, group);
-		ck_write(&ck, dir, "model.safetensors", 0);
-		file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
+		ck_write(&ck, scratch, "model.safetensors", 0);
+		file_text(scratch, "config.json", CK_DRAFTER_CONFIG(""));
 		OK(load_drafter(NULL, &w));
 		linear_is(&w->fc, kind, group, MODULES("fc"), 1);
 		assert_true(w->fc.in == 32 && w->fc.out == 16);
@@ -299,8 +287,8 @@ static void test_mixed(void **state)
 	ck_reformat(&ck, "layers.0.self_attn.q_proj", 128, 16, 0); /* q apart, k|v packed together: kv is that part */
 	ck_reformat(&ck, "layers.1.self_attn.v_proj", 64, 16, 0); /* q|k packed together, v apart: k must be packed again */
 	ck_reformat(&ck, "layers.1.mlp.up_proj", 24, 16, 16); /* other group */
-	ck_write(&ck, dir, "model.safetensors", 0);
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(""));
 	OK(load_drafter(NULL, &w));
 	f = &w->layer[0].qkv;
 	kv = &w->layer[0].kv;
@@ -318,7 +306,7 @@ static void test_mixed(void **state)
 	assert_true(f->n == 2 && f->off[1] == 24 && f->out == 48 && f->part[0].group == 8 && f->part[1].group == 16);
 	td_drafter_weights_free(&fake_ops, NULL, w);
 	/* the config's group size is not that of one module */
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(CK_QUANT("8")));
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(CK_QUANT("8")));
 	assert_int_equal(load_drafter(NULL, &w), TD_E_FORMAT);
 	assert_non_null(strstr(err.text, "layers.1.mlp.up_proj.weight_scale has groups of 16, quantization_config says 8"));
 	assert_null(w);
@@ -371,11 +359,11 @@ static void test_kept(void **state)
 
 	(void)state;
 	ck_target(&ck, "model.", 8);
-	ck_write(&ck, dir, "model.safetensors", 0);
-	file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
-	OK(td_target_weights_load(&fake_ops, NULL, dir, &(struct td_load){ .progress = progress, .ctx = &told }, &w, first, &err));
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	file_text(scratch, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
+	OK(td_target_weights_load(&fake_ops, NULL, scratch, &(struct td_load){ .progress = progress, .ctx = &told }, &w, first, &err));
 	assert_true(told == told_total && told > 5000);
-	OK(td_weights_fingerprint(&fake_ops, dir, 0, alone, &err));
+	OK(td_weights_fingerprint(&fake_ops, scratch, 0, alone, &err));
 	assert_string_equal(first, alone);
 
 	arena = w->arena;
@@ -405,21 +393,21 @@ static void test_fingerprint(void **state)
 
 	(void)state;
 	ck_drafter(&ck, 0);
-	ck_write(&ck, dir, "model.safetensors", 0);
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
-	OK(td_weights_fingerprint(&fake_ops, dir, 0, a, &err));
-	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(""));
+	OK(td_weights_fingerprint(&fake_ops, scratch, 0, a, &err));
+	OK(td_weights_fingerprint(&fake_ops, scratch, 0, b, &err));
 	assert_string_equal(a, b);
 	other.name = "other";
-	OK(td_weights_fingerprint(&other, dir, 0, b, &err));
+	OK(td_weights_fingerprint(&other, scratch, 0, b, &err));
 	assert_string_not_equal(a, b);
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(",\"rms_norm_eps\":1e-5"));
-	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(",\"rms_norm_eps\":1e-5"));
+	OK(td_weights_fingerprint(&fake_ops, scratch, 0, b, &err));
 	assert_string_not_equal(a, b);
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(""));
 	ck.t[0].data[0] ^= 1; /* other content, same size: the time tells */
-	ck_write(&ck, dir, "model.safetensors", 0);
-	OK(td_weights_fingerprint(&fake_ops, dir, 0, b, &err));
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	OK(td_weights_fingerprint(&fake_ops, scratch, 0, b, &err));
 	assert_string_not_equal(a, b);
 	assert_int_equal(td_weights_fingerprint(&fake_ops, "/nonexistent", 0, b, &err), TD_E_NOT_FOUND);
 }
@@ -499,17 +487,17 @@ static void test_target_refused(void **state)
 	struct td_target_weights *w;
 
 	(void)state;
-	file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
+	file_text(scratch, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true" CK_QUANT("8")));
 	for (size_t i = 0; i < sizeof(target_changes) / sizeof(*target_changes); i++) {
 		const struct change *x = &target_changes[i];
 		int rc;
 
 		ck_target(&ck, "model.", 8);
 		apply(x);
-		ck_write(&ck, dir, "model.safetensors", 0);
+		ck_write(&ck, scratch, "model.safetensors", 0);
 		memset(&err, 0, sizeof(err));
 		rc = load_target(NULL, &w);
-		if (rc != x->code || err.code != rc || !strstr(err.text, x->text) || !strstr(err.text, dir))
+		if (rc != x->code || err.code != rc || !strstr(err.text, x->text) || !strstr(err.text, scratch))
 			fail_msg("change %zu of %s: %s \"%s\", expected %s with \"%s\"", i, x->name, td_error_name(rc), err.text, td_error_name(x->code), x->text);
 		assert_null(w);
 		assert_int_equal(fake.arenas, 0);
@@ -532,13 +520,13 @@ static void test_drafter_refused(void **state)
 	struct td_drafter_weights *w;
 
 	(void)state;
-	file_text(dir, "config.json", CK_DRAFTER_CONFIG(""));
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(""));
 	for (size_t i = 0; i < sizeof(changes) / sizeof(*changes); i++) {
 		int rc;
 
 		ck_drafter(&ck, 0);
 		apply(&changes[i]);
-		ck_write(&ck, dir, "model.safetensors", 0);
+		ck_write(&ck, scratch, "model.safetensors", 0);
 		memset(&err, 0, sizeof(err));
 		rc = load_drafter(NULL, &w);
 		if (rc != changes[i].code || !strstr(err.text, changes[i].text))
@@ -560,8 +548,8 @@ static void test_damage(void **state)
 
 	(void)state;
 	ck_target(&ck, "model.", 8);
-	ck_write(&ck, dir, "model.safetensors", 0);
-	file = file_read(dir, "model.safetensors", &size);
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	file = file_read(scratch, "model.safetensors", &size);
 	for (int round = 0; round < 600; round++) {
 		size_t header = (size_t)(unsigned char)file[0] | (size_t)(unsigned char)file[1] << 8, length = round % 3 ? header : sizeof(config) - 1;
 		char text[sizeof(config)], *at = round % 3 ? file + 8 : text, old;
@@ -572,8 +560,8 @@ static void test_damage(void **state)
 		spot = (x >> 8) % length;
 		old = at[spot];
 		at[spot] = "0123456789"[x % 10];
-		file_write(dir, "model.safetensors", file, size);
-		file_text(dir, "config.json", text);
+		file_write(scratch, "model.safetensors", file, size);
+		file_text(scratch, "config.json", text);
 		if (load_target(NULL, &w) == 0)
 			good++;
 		else
@@ -595,8 +583,8 @@ static void test_backend_fails(void **state)
 
 	(void)state;
 	ck_target(&ck, "model.", 8);
-	ck_write(&ck, dir, "model.safetensors", 0);
-	file_text(dir, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
+	ck_write(&ck, scratch, "model.safetensors", 0);
+	file_text(scratch, "config.json", CK_TARGET_CONFIG(",\"tie_word_embeddings\":true"));
 	for (;; n++) {
 		fake.calls = 0;
 		fake.fail_at = n;
@@ -604,7 +592,7 @@ static void test_backend_fails(void **state)
 		if (load_target(NULL, &w) == 0)
 			break;
 		assert_int_equal(err.code, TD_E_DEVICE);
-		if (!strstr(err.text, "lever") || !strstr(err.text, dir))
+		if (!strstr(err.text, "lever") || !strstr(err.text, scratch))
 			fail_msg("call %d: %s", n, err.text);
 		assert_null(w);
 		assert_int_equal(fake.arenas, 0);
@@ -664,9 +652,9 @@ static size_t big_write(void)
 	h[at++] = '}';
 	n = at - 8;
 	memcpy(h, &n, 8);
-	file_write(dir, "model.safetensors", h, at);
+	file_write(scratch, "model.safetensors", h, at);
 	free(h);
-	snprintf(path, sizeof(path), "%s/model.safetensors", dir);
+	snprintf(path, sizeof(path), "%s/model.safetensors", scratch);
 	must(truncate(path, (off_t)(at + offset)) == 0, path);
 	return offset;
 }
@@ -678,7 +666,7 @@ static void test_big(void **state)
 	size_t bytes = big_write();
 
 	(void)state;
-	file_text(dir, "config.json",
+	file_text(scratch, "config.json",
 		  "{\"model_type\":\"qwen3_5_text\",\"num_hidden_layers\":32,\"hidden_size\":2560,\"intermediate_size\":9216,\"vocab_size\":248320,"
 		  "\"num_attention_heads\":16,\"num_key_value_heads\":4,\"head_dim\":256,\"linear_num_key_heads\":16,\"linear_num_value_heads\":32,"
 		  "\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,\"max_position_embeddings\":262144,\"rope_theta\":1e7,"

@@ -2,13 +2,6 @@
  * test_weights_cpu.c: the models that ship with tandem, on the CPU backend: both load, their linear maps compute what the files' codes and scales say,
  * a successor finds them through the arena's file descriptor, and a changed byte is noticed.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,6 +10,7 @@
 
 #include "engine/model.h"
 #include "engine/safetensors.h"
+#include "tests/lib/unit.h"
 
 #define TARGET "models/tiny/target-int4"
 #define DRAFTER "models/tiny/drafter-int4"
@@ -28,13 +22,6 @@ static struct td_dev *dev;
 static struct td_error err;
 static char print[256];
 static int expand; /* load packed modules as BF16 */
-
-#define OK(call) \
-	do { \
-		int rc_ = (call); \
-		if (rc_) \
-			fail_msg("%s: %s: %s", #call, td_error_name(rc_), err.text); \
-	} while (0)
 
 static int setup(void **state)
 {

@@ -2,17 +2,15 @@
  * test_weights_nomem.c: whichever allocation fails while a sharded checkpoint is opened and loaded, the call says so, leaves no arena, no weights and
  * no memory behind; or it does without (the C library's sort can) and the weights are the same as ever.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
 
-#include <cmocka.h>
-
-#include "checkpoint.h"
 #include "engine/model.h"
-#include "failing_alloc.h"
+#include "tests/lib/checkpoint.h"
+#include "tests/lib/model_files.h"
+#include "tests/lib/unit.h"
 #include "fake_ops.h"
+#include "failing_alloc.h"
 
 #if FAILING_ALLOC
 

@@ -1,21 +1,18 @@
 /*
- * model_files.h: for tests: a scratch folder, and checkpoints written into it byte by byte, right or wrong on purpose.
- *
- * Failures of the file system itself abort the test: they are not what is tested.
+ * model_files.c: scratch folders, files in them, safetensors headers with any lie in them (model_files.h).
  */
-#ifndef TD_TEST_MODEL_FILES_H
-#define TD_TEST_MODEL_FILES_H
+#include "tests/lib/model_files.h"
 
-#include <fcntl.h>
 #include <ftw.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static inline void must(int ok, const char *what)
+char scratch[64];
+
+void must(int ok, const char *what)
 {
 	if (ok)
 		return;
@@ -23,25 +20,25 @@ static inline void must(int ok, const char *what)
 	abort();
 }
 
-static inline int scratch_unlink(const char *path, const struct stat *st, int flag, struct FTW *ftw)
+static int unlink_one(const char *path, const struct stat *st, int flag, struct FTW *ftw)
 {
 	(void)st, (void)flag, (void)ftw;
 	return remove(path);
 }
 
-static inline void scratch_remove(const char *dir)
+void scratch_remove(const char *dir)
 {
-	nftw(dir, scratch_unlink, 16, FTW_DEPTH | FTW_PHYS);
+	nftw(dir, unlink_one, 16, FTW_DEPTH | FTW_PHYS);
 }
 
-static inline const char *scratch_make(char dir[64])
+const char *scratch_make(char dir[64])
 {
 	strcpy(dir, "/tmp/tandem-test-XXXXXX");
 	must(mkdtemp(dir) != NULL, "mkdtemp");
 	return dir;
 }
 
-static inline void file_write(const char *dir, const char *name, const void *data, size_t size)
+void file_write(const char *dir, const char *name, const void *data, size_t size)
 {
 	char path[512];
 	FILE *f;
@@ -51,16 +48,16 @@ static inline void file_write(const char *dir, const char *name, const void *dat
 	must(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, path);
 }
 
-static inline void file_text(const char *dir, const char *name, const char *text)
+void file_text(const char *dir, const char *name, const char *text)
 {
 	file_write(dir, name, text, strlen(text));
 }
 
-static inline char *file_read(const char *dir, const char *name, size_t *size)
+char *file_read(const char *dir, const char *name, size_t *size)
 {
 	char path[512], *data;
 	FILE *f;
-	long n;
+	long n = -1;
 
 	snprintf(path, sizeof(path), "%s/%s", dir, name);
 	f = fopen(path, "rb");
@@ -72,8 +69,7 @@ static inline char *file_read(const char *dir, const char *name, size_t *size)
 	return data;
 }
 
-/* A safetensors file: length (of the header, or `claim` when >= 0), header, then `data` bytes that count up. Returns its size; *out is malloc'd. */
-static inline size_t st_bytes(const char *header, size_t header_size, long long claim, size_t data, unsigned char **out)
+size_t st_bytes(const char *header, size_t header_size, long long claim, size_t data, unsigned char **out)
 {
 	uint64_t n = claim >= 0 ? (uint64_t)claim : header_size;
 	unsigned char *p = malloc(8 + header_size + data + 1);
@@ -88,7 +84,7 @@ static inline size_t st_bytes(const char *header, size_t header_size, long long 
 	return 8 + header_size + data;
 }
 
-static inline void st_write(const char *dir, const char *name, const char *header, long long claim, size_t data)
+void st_write(const char *dir, const char *name, const char *header, long long claim, size_t data)
 {
 	unsigned char *p;
 	size_t n = st_bytes(header, strlen(header), claim, data, &p);
@@ -97,4 +93,16 @@ static inline void st_write(const char *dir, const char *name, const char *heade
 	free(p);
 }
 
-#endif
+int scratch_setup(void **state)
+{
+	(void)state;
+	scratch_make(scratch);
+	return 0;
+}
+
+int scratch_teardown(void **state)
+{
+	(void)state;
+	scratch_remove(scratch);
+	return 0;
+}
