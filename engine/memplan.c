@@ -11,7 +11,7 @@
 #include "kernels/pack.h"
 
 /* Context, cuBLAS and its workspace, code of the CUDA module. */
-#define CONTEXT_BYTES ((uint64_t)600 << 20)
+#define CONTEXT_BYTES ((uint64_t)620 << 20) /* H200, driver 580: 622 and 618 MiB */
 #define GIB ((double)(1 << 30))
 #define MIB ((double)(1 << 20))
 
@@ -38,13 +38,15 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, v = c->v_heads * c->v_dim;
 	int block = s->slots * TD_BLOCK_MAX, rows = max(s->chunk, block);
 
-	b[TD_TB_X] = b[TD_TB_NORM] = shape(act, rows, (size_t)c->hidden);
+	b[TD_TB_X] = shape(TD_F32, rows, (size_t)c->hidden); /* the residual stream: rounding it at every layer would be most of the error */
+	b[TD_TB_NORM] = shape(act, rows, (size_t)c->hidden);
 	b[TD_TB_WIDE] = shape(act, rows, (size_t)max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v));
 	b[TD_TB_BA] = shape(TD_F32, rows, 2 * (size_t)c->v_heads);
 	b[TD_TB_MIXED] = shape(act, rows, (size_t)max(q, v));
 	b[TD_TB_GATE_UP] = shape(act, rows, 2 * (size_t)c->intermediate);
 	b[TD_TB_INNER] = shape(act, rows, (size_t)c->intermediate);
-	b[TD_TB_PICKED] = b[TD_TB_PICKED_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_TB_PICKED] = shape(TD_F32, block, (size_t)c->hidden);
+	b[TD_TB_PICKED_NORM] = shape(act, block, (size_t)c->hidden);
 	b[TD_TB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab);
 	b[TD_TB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
@@ -59,9 +61,11 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 {
 	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, block = s->slots * TD_BLOCK_MAX, rows = s->feature_rows;
 
-	b[TD_DB_FUSED] = b[TD_DB_CONTEXT_ROW] = shape(act, rows, (size_t)c->hidden);
+	b[TD_DB_FUSED] = shape(TD_F32, rows, (size_t)c->hidden);
+	b[TD_DB_CONTEXT_ROW] = shape(act, rows, (size_t)c->hidden);
 	b[TD_DB_KV_ROW] = shape(act, rows, 2 * (size_t)kv);
-	b[TD_DB_X] = b[TD_DB_NORM] = b[TD_DB_TAIL] = b[TD_DB_TAIL_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_DB_X] = b[TD_DB_TAIL] = shape(TD_F32, block, (size_t)c->hidden);
+	b[TD_DB_NORM] = b[TD_DB_TAIL_NORM] = shape(act, block, (size_t)c->hidden);
 	b[TD_DB_WIDE] = shape(act, block, (size_t)(q + 2 * kv));
 	b[TD_DB_MIXED] = shape(act, block, (size_t)q);
 	b[TD_DB_GATE_UP] = shape(act, block, 2 * (size_t)c->intermediate);

@@ -237,15 +237,15 @@ struct td_ops {
 
 	/* a step */
 	void (*batch_set)(struct td_dev *, struct td_batch *b);
-	void (*embed)(struct td_dev *, struct td_tensor table /* bf16 (V, H) */, const int32_t *ids /* device (R) */, struct td_tensor out /* act (R, H) */);
-	/* y = x * rsqrt(mean(x^2) + eps) * (zero_centred + w); qwen35 3.1, dflash 1.2 */
+	void (*embed)(struct td_dev *, struct td_tensor table /* bf16 (V, H) */, const int32_t *ids /* device (R) */, struct td_tensor out /* act or F32 (R, H) */);
+	/* x act or F32. y = x * rsqrt(mean(x^2) + eps) * (zero_centred + w); qwen35 3.1, dflash 1.2 */
 	void (*rms_norm)(struct td_dev *, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
 	/* y = W x, or y += W x when `accumulate`. y is act or F32 (logits). As many rows as the batch set last are that batch's: a backend may multiply
 	 * final rows (prefill) in another way than others, by their positions, but never by their company. */
 	void (*linear)(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 	/* y = silu(x[:, :I]) * x[:, I:] */
 	void (*swiglu)(struct td_dev *, struct td_tensor x /* (R, 2I) */, struct td_tensor y /* (R, I) */);
-	void (*copy)(struct td_dev *, struct td_tensor src, struct td_tensor dst); /* same shape and type, any ld */
+	void (*copy)(struct td_dev *, struct td_tensor src, struct td_tensor dst); /* same shape, any ld; same type, or F32 rounded to act */
 
 	/* Gated DeltaNet, qwen35 3.4-3.5 and 3.8: conv + silu, L2 norms, gates, delta rule, gated norm. For each sequence: replays `replay` rows of
 	 * the ring into s and tail; then the new rows, which either advance the state (commit) or go to the ring and leave it. */

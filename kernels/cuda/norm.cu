@@ -22,8 +22,27 @@ static __device__ float block_sum(float v)
 	return sum;
 }
 
-/* Pairs of columns; the odd last column is thread 0's. */
-static __global__ void rms_norm_kernel(const bf16 *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int paired)
+static __device__ __forceinline__ float value(const bf16 *x)
+{
+	return __bfloat162float(*x);
+}
+static __device__ __forceinline__ float value(const float *x)
+{
+	return *x;
+}
+static __device__ __forceinline__ float2 pair_at(const bf16 *x, int c)
+{
+	uint32_t v = ((const uint32_t *)x)[c];
+
+	return make_float2(bf16_lo(v), bf16_hi(v));
+}
+static __device__ __forceinline__ float2 pair_at(const float *x, int c)
+{
+	return ((const float2 *)x)[c];
+}
+
+/* Pairs of columns; one by one where rows do not lie so. */
+template <class T> static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int paired)
 {
 	float sum = 0, scale;
 
@@ -31,36 +50,42 @@ static __global__ void rms_norm_kernel(const bf16 *x, int ldx, const float *w, f
 	y += (size_t)blockIdx.x * ldy;
 	if (!paired) {
 		for (int c = threadIdx.x; c < cols; c += THREADS)
-			sum += __bfloat162float(x[c]) * __bfloat162float(x[c]);
+			sum += value(x + c) * value(x + c);
 		scale = 1.0f / sqrtf(block_sum(sum) / cols + eps);
 		for (int c = threadIdx.x; c < cols; c += THREADS)
-			y[c] = __float2bfloat16(__bfloat162float(x[c]) * scale * (one + w[c]));
+			y[c] = __float2bfloat16(value(x + c) * scale * (one + w[c]));
 		return;
 	}
 	for (int c = threadIdx.x; c < cols / 2; c += THREADS) {
-		uint32_t v = ((const uint32_t *)x)[c];
+		float2 v = pair_at(x, c);
 
-		sum += bf16_lo(v) * bf16_lo(v) + bf16_hi(v) * bf16_hi(v);
+		sum += v.x * v.x + v.y * v.y;
 	}
 	scale = 1.0f / sqrtf(block_sum(sum) / cols + eps);
 	for (int c = threadIdx.x; c < cols / 2; c += THREADS) {
-		uint32_t v = ((const uint32_t *)x)[c];
+		float2 v = pair_at(x, c);
 
-		((uint32_t *)y)[c] = bf16_pair(bf16_lo(v) * scale * (one + w[2 * c]), bf16_hi(v) * scale * (one + w[2 * c + 1]));
+		((uint32_t *)y)[c] = bf16_pair(v.x * scale * (one + w[2 * c]), v.y * scale * (one + w[2 * c + 1]));
 	}
 }
 
+/* May two neighbours be read or written at once? */
 static int paired(struct td_tensor t)
 {
-	return t.ld % 2 == 0 && t.cols % 2 == 0 && (uintptr_t)t.data % 4 == 0;
+	return t.ld % 2 == 0 && t.cols % 2 == 0 && (uintptr_t)t.data % (2 * td_dtype_size(t.dtype)) == 0;
 }
 
 void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y)
 {
-	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "rms_norm") || td__cuda_type(dev, y, TD_BF16, "rms_norm"))
+	float one = zero_centred ? 1.0f : 0.0f;
+	int both = paired(x) && paired(y);
+
+	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, y, TD_BF16, "rms_norm"))
 		return;
-	rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld,
-							     x.cols, paired(x) && paired(y));
+	if (x.dtype == TD_F32)
+		rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const float *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols, both);
+	else if (!td__cuda_type(dev, x, TD_BF16, "rms_norm"))
+		rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols, both);
 	td__cuda_launched(dev, "rms_norm");
 }
 

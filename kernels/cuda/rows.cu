@@ -17,7 +17,17 @@ static __device__ void blame(struct td_cuda_fault *f, int id, int at, int limit)
 	f->set = 1;
 }
 
-static __global__ void embed_kernel(const bf16 *table, int ld, int vocab, const int32_t *ids, bf16 *out, int ldo, int cols, struct td_cuda_fault *fault)
+static __device__ __forceinline__ void store(bf16 *to, bf16 v)
+{
+	*to = v;
+}
+static __device__ __forceinline__ void store(float *to, bf16 v)
+{
+	*to = __bfloat162float(v);
+}
+
+template <class T>
+static __global__ void embed_kernel(const bf16 *table, int ld, int vocab, const int32_t *ids, T *out, int ldo, int cols, struct td_cuda_fault *fault)
 {
 	int r = blockIdx.x, id = ids[r], there = id >= 0 && id < vocab;
 	const bf16 *src = table + (size_t)(there ? id : 0) * ld;
@@ -25,23 +35,43 @@ static __global__ void embed_kernel(const bf16 *table, int ld, int vocab, const 
 	if (!there && threadIdx.x == 0)
 		blame(fault, id, r, vocab);
 	for (int c = threadIdx.x; c < cols; c += THREADS)
-		out[(size_t)r * ldo + c] = there ? src[c] : __float2bfloat16(0.0f);
+		store(out + (size_t)r * ldo + c, there ? src[c] : __float2bfloat16(0.0f));
 }
 
 void td__cuda_embed(struct td_dev *dev, struct td_tensor table, const int32_t *ids, struct td_tensor out)
 {
-	if (dev->error.code || out.rows == 0 || td__cuda_type(dev, table, TD_BF16, "embed") || td__cuda_type(dev, out, TD_BF16, "embed"))
+	const bf16 *from = (const bf16 *)table.data;
+
+	if (dev->error.code || out.rows == 0 || td__cuda_type(dev, table, TD_BF16, "embed"))
 		return;
-	embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>((const bf16 *)table.data, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols,
-							    dev->fault_dev);
+	if (out.dtype == TD_F32)
+		embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>(from, table.ld, table.rows, ids, (float *)out.data, out.ld, out.cols, dev->fault_dev);
+	else if (!td__cuda_type(dev, out, TD_BF16, "embed"))
+		embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>(from, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols, dev->fault_dev);
 	td__cuda_launched(dev, "embed");
+}
+
+static __global__ void round_kernel(const float *x, int ldx, bf16 *y, int ldy, int cols)
+{
+	int c = blockIdx.x * THREADS + threadIdx.x;
+
+	if (c < cols)
+		y[(size_t)blockIdx.y * ldy + c] = __float2bfloat16(x[(size_t)blockIdx.y * ldx + c]);
 }
 
 void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor dst)
 {
 	size_t size = td_dtype_size(src.dtype);
 
-	if (dev->error.code || src.rows == 0 || src.cols == 0 || td__cuda_type(dev, dst, src.dtype, "copy"))
+	if (dev->error.code || src.rows == 0 || src.cols == 0)
+		return;
+	if (src.dtype == TD_F32 && dst.dtype == TD_BF16) {
+		round_kernel<<<dim3(div_up(src.cols, THREADS), src.rows), THREADS, 0, dev->stream>>>((const float *)src.data, src.ld, (bf16 *)dst.data,
+												     dst.ld, src.cols);
+		td__cuda_launched(dev, "copy");
+		return;
+	}
+	if (td__cuda_type(dev, dst, src.dtype, "copy"))
 		return;
 	td__cuda_check(
 		dev,

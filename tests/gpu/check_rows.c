@@ -20,6 +20,10 @@ static void norm(int rows, int cols, int ld, int zero_centred)
 	line("rms_norm", shape, relative(all, get_values(&ref, yr), (size_t)rows * cols), TOL_ROUND);
 	one = get_values(&dut, y1);
 	verdict_bool("rms_norm", "row invariance, bits", same_bits(one, all + (size_t)(rows - 1) * cols, (size_t)cols));
+	xd = put_f32(&dut, x, rows, cols, ld); /* the residual stream */
+	dut.ops->rms_norm(dut.dev, xd, wd, 1e-6f, zero_centred, yd);
+	snprintf(shape, sizeof(shape), "(%d, %d; ld %d) of f32", rows, cols, ld);
+	line("rms_norm", shape, relative(get_values(&dut, yd), get_values(&ref, yr), (size_t)rows * cols), TOL_ROUND);
 	drop_all();
 }
 
@@ -57,6 +61,9 @@ static void embed(int vocab, int cols, int rows)
 	b = get_values(&ref, yr);
 	snprintf(shape, sizeof(shape), "table (%d, %d), %d rows", vocab, cols, rows);
 	verdict_bool("embed", shape, same_bits(a, b, (size_t)rows * cols));
+	yd = new_f32(&dut, rows, cols, cols);
+	dut.ops->embed(dut.dev, td, put(&dut, ids, (size_t)rows * 4), yd);
+	verdict_bool("embed", "to f32", same_bits(get_values(&dut, yd), b, (size_t)rows * cols));
 	drop_all();
 }
 
@@ -75,6 +82,8 @@ static void copies(void)
 	ref.ops->copy(ref.dev, td_cols(xr, 3, 10), y[0]);
 	dut.ops->copy(dut.dev, td_cols(xd, 3, 10), y[1]);
 	verdict_bool("copy", "columns 3..12 of (22, 77)", same_bits(get_values(&dut, y[1]), get_values(&ref, y[0]), ROWS * 10));
+	dut.ops->copy(dut.dev, td_cols(put_f32(&dut, x, ROWS, COLS, COLS), 3, 10), y[1]);
+	verdict_bool("copy", "the same of f32", same_bits(get_values(&dut, y[1]), get_values(&ref, y[0]), ROWS * 10));
 	y[0] = new_act(&ref, 3, COLS, COLS);
 	y[1] = new_act(&dut, 3, COLS, COLS);
 	ref.ops->rows_last(ref.dev, &br, xr, y[0]);

@@ -8,7 +8,8 @@
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
  * while its margin exceeds --margin; every draft and accepted count of a step whose margins do; every tensor row within --tolerance
  * (norm of the difference over norm of the reference). A token or draft under the margin may differ: then the comparison of that prompt ends there
- * (said in the summary). With --acceptance, the mean acceptance length over the prompts must lie so near the reference's mean, as a part of it.
+ * (said in the summary). With --acceptance, the mean acceptance length over the prompts, each up to there, must lie so near the reference's mean, as a
+ * part of it.
  * On a device that counts its allocations, none may be made after the first prompt. Prints the first difference of each prompt and exits 1 if there is any.
  */
 #include <jansson.h>
@@ -319,6 +320,31 @@ static void check_top(struct check *c, const char *name, const json_t *p)
 	}
 }
 
+/* Acceptance lengths of the prompt over the steps that lie before `limit`, in this run and in the reference: behind it the texts differ. */
+static void add_lengths(struct check *c, const json_t *p, int limit)
+{
+	double got = 0, want = 0;
+	int n_got = 0, n_want = 0;
+	size_t i;
+	json_t *step;
+
+	json_array_foreach(json_object_get(p, "draft_steps"), i, step) {
+		int tokens = (int)json_integer_value(json_object_get(step, "accepted")) + 1;
+
+		if ((int)json_integer_value(json_object_get(step, "pos")) + tokens > limit)
+			break;
+		want += tokens;
+		n_want++;
+	}
+	for (int s = 0; s < c->n_steps && c->pos[s] + c->accepted[s] + 1 <= limit; s++, n_got++)
+		got += c->accepted[s] + 1;
+	if (!n_got || !n_want)
+		return;
+	c->lengths += got / n_got;
+	c->lengths_want += want / n_want;
+	c->n_lengths++;
+}
+
 static void check_prompt(struct check *c, const json_t *p)
 {
 	const char *name = json_string_value(json_object_get(p, "name"));
@@ -343,11 +369,7 @@ static void check_prompt(struct check *c, const json_t *p)
 	limit = n + check_output(c, name, &r, p, want, n_want);
 	if (c->pair.dw)
 		check_steps(c, name, p, limit);
-	if (r.cycles && json_object_get(p, "acceptance_length")) {
-		c->lengths += (double)(r.accepted + r.cycles) / r.cycles;
-		c->lengths_want += json_number_value(json_object_get(p, "acceptance_length"));
-		c->n_lengths++;
-	}
+	add_lengths(c, p, limit);
 	printf("%-6s %s  %d prompt + %d output tokens, %d steps, acceptance length %.4f (reference %.4f)\n", name, c->failures == before ? "ok  " : "FAIL", n,
 	       r.n_out, r.cycles, r.cycles ? (double)(r.accepted + r.cycles) / r.cycles : 0.0, json_number_value(json_object_get(p, "acceptance_length")));
 }
