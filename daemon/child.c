@@ -188,9 +188,13 @@ static int code_of(const char *name)
 
 static void hello(struct td_child *c, const Tandem__Worker__Hello *h)
 {
-	if (h->version != TD_SHM_VERSION || h->role != c->role || (pid_t)h->pid != c->pid) {
-		td_child_kill(c, TD_E_MISMATCH, "it says version %u, role %d, process %u; expected were version %d, role %d, process %d: install tandemd and its workers from one build",
-			      h->version, (int)h->role, h->pid, TD_SHM_VERSION, (int)c->role, (int)c->pid);
+	if (h->version != TD_SHM_VERSION || h->role != c->role) {
+		td_child_kill(c, TD_E_MISMATCH, "it says version %u, role %d; expected were version %d, role %d: install tandemd and its workers from one build",
+			      h->version, (int)h->role, TD_SHM_VERSION, (int)c->role);
+		return;
+	}
+	if ((pid_t)h->pid != c->pid) { /* of a daemon that was killed; it ends by itself */
+		td_child_kill(c, TD_E_BUSY, "process %u, another worker, took its place at the control socket", h->pid);
 		return;
 	}
 	c->state = TD_CHILD_LOADING;

@@ -146,6 +146,16 @@ static void open_device(struct td_worker *w)
 	open_exchange(w);
 }
 
+/* A tandemd that died before the signal was asked for is known by its end of the socketpair: its successor must not find us at the control socket. */
+static void end_with_tandemd(const struct td_worker *w)
+{
+	struct pollfd p = {.fd = w->fd_sock};
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (poll(&p, 1, 0) > 0 && p.revents & POLLHUP)
+		_exit(0);
+}
+
 void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv)
 {
 	struct td_error err;
@@ -162,7 +172,7 @@ void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, c
 		fprintf(stderr, "usage: tandem-%s --control PATH\n(started by tandemd; not meant to be run by hand)\n", w->name);
 		exit(2);
 	}
-	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	end_with_tandemd(w);
 	signal(SIGPIPE, SIG_IGN);
 	signal(SIGINT, SIG_IGN); /* Ctrl-C at tandemd's terminal: tandemd decides */
 	if (td_control_connect(&w->control, argv[2], &err))

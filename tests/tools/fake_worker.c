@@ -24,6 +24,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -591,9 +592,13 @@ static int drafter_work(void)
 
 int main(int argc, char **argv)
 {
+	struct pollfd parent = {.fd = FD_SOCK};
+
 	if (argc != 3 || strcmp(argv[1], "--control"))
 		return 2;
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	if (poll(&parent, 1, 0) > 0 && parent.revents & POLLHUP)
+		return 0;
 	signal(SIGPIPE, SIG_IGN);
 	w.is_target = strstr(argv[2], "target.ipc") != NULL;
 	w.name = w.is_target ? "target" : "drafter";
