@@ -37,9 +37,7 @@ tandemd_run() {
 # In the background, until it serves. Options as for tandemd.
 start() {
 	: >"$LOG"
-	("$BIN/tandemd" --tandem.socket="$SOCK" --tandem.runtime_dir="$T/run" --model.target="$ROOT/models/tiny/target-int4" \
-		--model.drafter="$ROOT/models/tiny/drafter-int4" --engine.target_worker="$WORKER" --engine.drafter_worker="$WORKER" --engine.device=cpu \
-		--tandem.log_level=debug "$@" >>"$LOG" 2>&1; echo $? >"$T/code") &
+	(tandemd_run --tandem.log_level=debug "$@" >>"$LOG" 2>&1; echo $? >"$T/code") &
 	tries=0
 	until grep -q "socket $SOCK\$" "$LOG"; do
 		tries=$((tries + 1))

@@ -6,13 +6,9 @@ WORKER=$BIN/tandem-target
 start --engine.drafter_worker="$BIN/tandem-drafter" --engine.slots=4 --engine.context=128 --engine.chunk=64 --engine.kv_tokens=256
 raw <<'END'
 timeout 60000
-connect 1
-hello
-expect "welcome"
+greet 1
 wait_status "state=ready"
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="how do I list large files?" ignore_eos=1
 gen tag=2 text="how do I list large files?" ignore_eos=1 draft_tokens=0
 gen tag=3 ids=300*127

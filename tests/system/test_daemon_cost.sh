@@ -7,7 +7,7 @@ start --limits.resume_memory=1M
 field() { tail -n 1 "$OUT" | sed "s/.* $1=\([0-9]*\).*/\1/"; }
 measure() { # requests at once
 	{
-		printf 'connect 0\nhello\nexpect "welcome"\nwait_status "state=ready"\n'
+		printf 'greet 0\nwait_status "state=ready"\n'
 		for i in $(seq "$1"); do
 			echo "gen tag=$i ids=300,301,302,303 max_tokens=2000 ignore_eos=1 draft_tokens=3 stop=\"nothing like this\""
 		done
@@ -21,9 +21,7 @@ done=0
 worst=0
 for n in 1 4; do
 	raw <<-'END'
-	connect 0
-	hello
-	expect "welcome"
+	greet 0
 	status
 	expect "status"
 	END
@@ -43,7 +41,7 @@ start --limits.resume_memory=1M
 # Memory: 2000 short requests more must not be seen.
 many() {
 	{
-		printf 'connect 0\nhello\nexpect "welcome"\n'
+		printf 'greet 0\n'
 		for i in $(seq 250); do
 			echo "gen tag=1 ids=300*50 max_tokens=100 logprobs=5"
 			echo 'until "tag=1 finish"'

@@ -6,12 +6,8 @@ START='--engine.watchdog_s=1 --engine.load_timeout_s=1 --engine.slots=2'
 # Three answers over two slots, on one connection; $1 = script lines in the middle.
 three() {
 	raw <<-END
-	connect 1
-	hello
-	expect "welcome"
-	connect 0
-	hello
-	expect "welcome"
+	greet 1
+	greet 0
 	gen tag=1 text="naïve € alpha beta gamma " max_tokens=120 ignore_eos=1 stop="nowhere"
 	gen tag=2 ids=300,301,302,303,304,305,306 max_tokens=100 ignore_eos=1 temperature=1 seed=5 logprobs=1
 	gen tag=3 ids=400,401*700,402 max_tokens=80 ignore_eos=1 draft_tokens=3
@@ -43,9 +39,7 @@ totals >"$T/good"
 # ---- kill -9, by either name, idle, in prefill, while decoding, twice
 for worker in target drafter; do
 	raw <<-END
-	connect 0
-	hello
-	expect "welcome"
+	greet 0
 	wait_status "target=ready"
 	kill $worker 9
 	sleep 50
@@ -80,9 +74,7 @@ restarts 'imported_target=1' "the successor takes over the arena"
 restarts 'imported_drafter=1' "the successor takes over the arena"
 # ---- a worker that is stopped while idle does not take its work: the watchdog sees it
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 status
 expect "status"
 kill target 19
@@ -125,9 +117,7 @@ done
 FAKE_TARGET=step_us=3000,bad=refuse
 start $START
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=100 draft_tokens=0
 until "tag=1 error code=internal text=the target refused the request"
 status
@@ -155,9 +145,7 @@ FAKE_TARGET=step_us=1000,poison=999
 start $START
 raw <<'END'
 timeout 30000
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=50 draft_tokens=0
 gen tag=2 ids=999,300 max_tokens=50
 gen tag=3 ids=302,303 max_tokens=50

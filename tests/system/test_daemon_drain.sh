@@ -19,9 +19,7 @@ go_on() { # until the client saw something
 
 start --engine.slots=1
 client <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=100 draft_tokens=0
 gen tag=2 ids=300,301 max_tokens=100
 until "tag=1 delta position=3 "
@@ -41,9 +39,7 @@ wait $CLIENT || fail "$(cat "$T/err")"
 # ---- an answer that would take 20 s has 1 s
 start --tandem.drain_s=1
 client <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=4000 draft_tokens=0 ignore_eos=1
 until "tag=1 delta position=3 "
 note started
@@ -60,9 +56,7 @@ wait $CLIENT || fail "$(cat "$T/err")"
 # ---- a second signal ends at once; also with workers that hear nothing
 start
 client <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=4000 draft_tokens=0 ignore_eos=1
 until "tag=1 delta position=3 "
 status

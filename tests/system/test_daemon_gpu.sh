@@ -51,7 +51,7 @@ one() { # an answer of $1 tokens, lines after its first delta in $2, then expect
 	n=$1 middle=$2
 	shift 2
 	{
-		printf 'timeout 20000\nconnect 1\nhello\nexpect "welcome"\nconnect 0\nhello\nexpect "welcome"\n'
+		printf 'timeout 20000\ngreet 1\ngreet 0\n'
 		printf 'gen tag=1 ids=300,301,302,303,304 max_tokens=%s ignore_eos=1\nuntil "tag=1 delta"\n' "$n"
 		printf '%s\nuse 0\nuntil "tag=1 finish reason=2"\ntotal tag=1\nuse 1\nwait_status "state=ready"\n' "$middle"
 		for e; do
@@ -155,9 +155,7 @@ stop
 mps_gone "one that ends at once"
 start $GPU --engine.mps=on --engine.mps_control="$MPS"
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "state=failed"
 gen tag=1 ids=300 max_tokens=5
 expect "tag=1 error code=worker_failed text=the target worker cannot be had: MPS cannot be had: "
@@ -227,9 +225,7 @@ unset TANDEM_FAULT
 FAKE_TARGET='step_us=2000,gpu_only=device,text=CUDA driver version is insufficient for CUDA runtime version'
 start $GPU
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "state=failed"
 gen tag=1 ids=300 max_tokens=5
 expect "tag=1 error code=worker_failed text=the target worker cannot be had: CUDA driver version is insufficient for CUDA runtime version; update the NVIDIA driver, or set engine.device = cpu; it is tried"
@@ -239,9 +235,7 @@ stop
 FAKE_TARGET=$BASE_TARGET FAKE_DRAFTER="gpu_only=device,text=GPU 0: context: CUDA-capable device(s) is/are busy or unavailable"
 start $GPU --engine.mps=off
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "state=failed"
 gen tag=1 ids=300 max_tokens=5
 expect "its compute mode is exclusive: set engine.mps = on, or the mode to default"

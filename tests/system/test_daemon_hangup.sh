@@ -6,22 +6,14 @@ start --engine.slots=2 --tandem.handshake_s=2 --tandem.max_connections=230
 
 # Two long answers fill the slots, a third request waits. Hanging up in the slot and in the queue; the next in line starts at once.
 raw <<'END'
-connect 9
-hello
-expect "welcome"
-connect 0
-hello
-expect "welcome"
+greet 9
+greet 0
 gen tag=1 ids=300,301 max_tokens=4000 ignore_eos=1 draft_tokens=0
 until "delta"
-connect 1
-hello
-expect "welcome"
+greet 1
 gen tag=1 ids=300,301 max_tokens=4000 ignore_eos=1 draft_tokens=0
 until "delta"
-connect 2
-hello
-expect "welcome"
+greet 2
 gen tag=1 ids=300,301 max_tokens=4000 ignore_eos=1 draft_tokens=0
 expect "accepted"
 use 9
@@ -46,12 +38,8 @@ expect "used=0 queued=0"
 END
 # In the prefill: 3000 tokens in chunks of 256 take 12 steps.
 raw <<'END'
-connect 9
-hello
-expect "welcome"
-connect 0
-hello
-expect "welcome"
+greet 9
+greet 0
 gen tag=1 ids=300*3000 max_tokens=10
 expect "accepted"
 use 9
@@ -67,9 +55,7 @@ END
 # The crowd is there before, during and after an answer; the answer takes as long as it takes alone.
 run() {
 	raw <<-END
-	connect 0
-	hello
-	expect "welcome"
+	greet 0
 	$1
 	gen tag=1 ids=300,301,302 max_tokens=40 ignore_eos=1 draft_tokens=0
 	until "tag=1 finish reason=2"
@@ -88,9 +74,7 @@ totals | cmp -s - "$T/alone" || fail "another answer in a crowd: $(totals)"
 
 # The crowd is sent away after the handshake's time; more than the cap is told so at once.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 crowd 228
 wait_status "connections=229"
 connect 1

@@ -9,9 +9,7 @@ answer() { # lever
 	TANDEM_FAULT=$1 start --engine.drafter_worker="$BIN/tandem-drafter" --engine.slots=1 --engine.context=256 --engine.chunk=64 \
 		--engine.watchdog_s=$((3 * slow)) --engine.load_timeout_s=$((3 * slow))
 	raw <<-END
-	connect 0
-	hello
-	expect "welcome"
+	greet 0
 	timeout 60000
 	gen tag=1 chat="user:how do I find files that are larger than a gigabyte, and what takes so much room in my home folder?" max_tokens=24 ignore_eos=1
 	until "tag=1 finish reason=2"

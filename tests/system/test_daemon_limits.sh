@@ -5,9 +5,7 @@
 # ---- the log's disk is full; SIGHUP makes it anew elsewhere
 start --tandem.log_file=/dev/full
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=50
 until "finish reason=2"
 END
@@ -26,9 +24,7 @@ stop
 # ---- a log that became full while running
 TANDEM_FAULT=log.full:3 start --tandem.log_file="$T/logs/tandemd.log"
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=50
 until "finish reason=2"
 END
@@ -43,9 +39,7 @@ grep -q 'log lines were lost here: No space left' "$T/logs/tandemd.log" || fail 
 ) || exit 1
 PID=$(cat "$T/pid")
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=4000 ignore_eos=1 draft_tokens=0
 expect "accepted"
 crowd 60
@@ -70,17 +64,13 @@ after=$(cpu)
 [ $((after - before)) -lt 30 ] || fail "the daemon used $((after - before)) ticks of 10 ms in 1.5 s: it spins"
 wait $CROWD
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=5
 until "finish reason=2"
 END
 # a worker's death in the middle of a crowd: its successor gets the descriptors that it needs
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 connect 1
 crowd 60
 use 0
@@ -103,9 +93,7 @@ raw <<'END'
 connect 0
 expect "error code=limit"
 eof
-connect 0
-hello
-expect "welcome"
+greet 0
 END
 stop
 echo "short of everything, and still there"

@@ -28,9 +28,7 @@ connect 0
 bytes ffffffff
 expect "error code=too_large"
 eof
-connect 0
-hello
-expect "welcome"
+greet 0
 bytes 01000100
 expect "tag=0 error code=too_large text=the frame is larger than the 65536 bytes"
 eof
@@ -38,9 +36,7 @@ eof
 connect 0
 bytes 10000000aabb
 close
-connect 0
-hello
-expect "welcome"
+greet 0
 bytes 10000000aabb
 close
 # no protobuf; an empty message; lengths that lie
@@ -48,30 +44,22 @@ connect 0
 frame ffffffffffff
 expect "tag=0 error code=protocol"
 eof
-connect 0
-hello
-expect "welcome"
+greet 0
 frame
 expect "tag=0 error code=protocol"
 eof
-connect 0
-hello
-expect "welcome"
+greet 0
 frame 08011afaffff0f
 expect "tag=0 error code=protocol"
 eof
 # a field that nobody knows: the tag is known, the connection goes on
-connect 0
-hello
-expect "welcome"
+greet 0
 frame 0805fa0700
 expect "tag=5 error code=protocol text=the message asks for nothing"
 status tag=6
 expect "tag=6 status"
 # invalid UTF-8 in a text
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=7 text="ab\xffcd"
 expect "error code="
 END
@@ -79,9 +67,7 @@ grep -q 'UTF-8' "$OUT" || fail "invalid UTF-8 is not called so"
 
 # ---- values: Error with the request's tag, the connection goes on
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1
 expect "tag=1 error code=invalid_argument text=the request has no prompt"
 gen tag=1 text=""
@@ -172,9 +158,7 @@ expect "tag=5 accepted"
 gen tag=5 ids=100
 until "tag=0 error code=protocol text=tag 5 belongs to a request that is still open"
 eof
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=0 ids=1
 expect "tag=0 error code=protocol text=tag 0 belongs to the connection"
 eof
@@ -184,9 +168,7 @@ totals | grep -q 'n=5 gap=0 ids=100,101,102,100,101, ' || fail "the answer is no
 # A stop string of 257 bytes, of 256, and a prompt that has one token less than the context.
 long=$(printf '%0257d' 0)
 raw <<END
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=1 stop=$long
 expect "text=stop string 1 has 257 bytes"
 gen tag=1 ids=1 stop=${long#0} max_tokens=1
@@ -204,9 +186,7 @@ raw <<'END'
 connect 0
 connect 1
 bytes 0a00
-connect 2
-hello
-expect "welcome"
+greet 2
 use 0
 expect "tag=0 error code=deadline_exceeded text=no Hello within 2 s"
 eof
@@ -222,9 +202,7 @@ END
 # Good requests with some bits turned: whatever becomes of them, the daemon is there afterwards, and its slots are free.
 raw <<'END'
 noise 1500 seed=11
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "state=ready slots=4 used=0 queued=0"
 gen tag=4 ids=100,101,102 max_tokens=5
 until "finish reason=2"

@@ -9,12 +9,8 @@ start --engine.drafter_worker="$BIN/tandem-drafter" --engine.slots=2 --engine.co
 long=$(awk 'BEGIN { for (i = 0; i < 40; i++) printf "list the files of folder %d, newest first. ", i }')
 three() { # script lines in the middle
 	raw <<-END
-	connect 1
-	hello
-	expect "welcome"
-	connect 0
-	hello
-	expect "welcome"
+	greet 1
+	greet 0
 	timeout 60000
 	gen tag=1 chat="user:how do I find large files?" max_tokens=32 ignore_eos=1 logprobs=2
 	gen tag=2 text="$long" max_tokens=12 ignore_eos=1
@@ -48,9 +44,7 @@ for worker in target drafter; do
 	done
 done
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "state=ready"
 END
 tail -n 1 "$OUT" | grep -q 'restarts_target=2 .*imported_target=1 .*restarts_drafter=2 .*imported_drafter=1' || fail "restarts: $(tail -n 1 "$OUT")"

@@ -4,9 +4,7 @@
 start --tandem.resume_s=2
 
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="naïve € alpha beta gamma delta " max_tokens=100 logprobs=1
 until "finish"
 total tag=1
@@ -17,14 +15,10 @@ text() { sed 's/.* text=//'; }
 # Ended: from the start, the middle, the end.
 for at in 0 1 7 50 99 100; do
 	raw <<-END
-	connect 0
-	hello
-	expect "welcome"
+	greet 0
 	gen tag=1 text="naïve € alpha beta gamma delta " max_tokens=100 logprobs=1
 	until "tag=1 finish"
-	connect 1
-	hello
-	expect "welcome"
+	greet 1
 	resume tag=5 position=$at
 	expect "tag=5 accepted"
 	until "tag=5 finish reason=2 stop=- prompt=16 output=100"
@@ -38,16 +32,12 @@ done
 
 # Hung up in the middle: what was committed stays, the rest is made then. Also after a hang-up in the queue of one who never started.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="naïve € alpha beta gamma delta " max_tokens=100 draft_tokens=0 logprobs=1
 until "position=19"
 close
 sleep 300
-connect 1
-hello
-expect "welcome"
+greet 1
 status
 expect "used=0 queued=0"
 resume tag=2 position=0
@@ -59,14 +49,10 @@ END
 
 # While it runs, from another connection: the old one is told, the new one goes on.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="naïve € alpha beta gamma delta " max_tokens=100 draft_tokens=0 logprobs=1
 until "position=9"
-connect 1
-hello
-expect "welcome"
+greet 1
 resume tag=7 position=10
 expect "tag=7 accepted"
 until "tag=7 finish reason=2"
@@ -79,15 +65,11 @@ END
 
 # A non-streaming one; refusals; the end of remembering.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="naïve € alpha beta gamma delta " max_tokens=100 stream=0 draft_tokens=0 logprobs=1
 expect "accepted"
 close
-connect 1
-hello
-expect "welcome"
+greet 1
 resume tag=2 position=0 key=0123456789abcdef
 expect "tag=2 error code=not_found"
 resume tag=2 position=0 key=short

@@ -6,12 +6,8 @@ start --limits.output_buffer=16K --limits.slow_reader_s=2 --engine.slots=2
 
 # Log-probabilities make it much: 4000 tokens with 20 each are over 1 MB, the socket and the buffer hold less.
 raw <<'END'
-connect 1
-hello
-expect "welcome"
-connect 0 rcvbuf=4096
-hello
-expect "welcome"
+greet 1
+greet 0 rcvbuf=4096
 gen tag=1 ids=300,301,302 max_tokens=4000 ignore_eos=1 logprobs=20
 expect "accepted"
 use 1
@@ -48,12 +44,8 @@ grep -q 'has not read for 2 s: its requests are dropped' "$LOG" || fail "the flo
 
 # Never reading: told, dropped, its slot free; with the key the stream goes on where it was.
 raw <<'END'
-connect 1
-hello
-expect "welcome"
-connect 0 rcvbuf=4096
-hello
-expect "welcome"
+greet 1
+greet 0 rcvbuf=4096
 gen tag=1 ids=300,301,302 max_tokens=4000 ignore_eos=1 logprobs=20
 expect "accepted"
 use 1

@@ -85,9 +85,7 @@ start
 refused 1 "the runtime folder $T/run belongs to another tandemd (process $PID)" --tandem.socket="$T/s2"
 refused 1 "tandem.socket = $SOCK: another program listens there" --tandem.runtime_dir="$T/run2"
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300 max_tokens=2
 until "finish"
 END
@@ -107,9 +105,7 @@ sleep 0.1
 [ "$(stat -c %a "$SOCK")" = 600 ] || fail "the socket's mode is $(stat -c %a "$SOCK")"
 grep -q 'removed the stale socket' "$LOG" || fail "the stale socket was not replaced"
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300 max_tokens=2
 until "finish"
 END

@@ -12,9 +12,7 @@ for lever in exit hang_load hang fail=device version=99; do
 		[ $worker = target ] && FAKE_TARGET=$lever,once=$T/once || FAKE_DRAFTER=$lever,once=$T/once
 		start --engine.load_timeout_s=1
 		raw <<-END
-		connect 0
-		hello
-		expect "welcome"
+		greet 0
 		gen tag=1 ids=300,301 max_tokens=5
 		expect "tag=1 accepted"
 		until "tag=1 finish reason=2"
@@ -29,9 +27,7 @@ done
 FAKE_TARGET=load_ms=2500 FAKE_DRAFTER=step_us=200
 start --engine.load_timeout_s=1
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 status
 expect "state=loading"
 gen tag=1 ids=300,301 max_tokens=5
@@ -49,9 +45,7 @@ for worker in target drafter; do
 		[ $worker = target ] && FAKE_TARGET=load_ms=300,$lever || FAKE_DRAFTER=load_ms=300,$lever
 		start
 		raw <<-END
-		connect 0
-		hello
-		expect "welcome"
+		greet 0
 		gen tag=1 ids=300 max_tokens=5
 		wait_status "state=failed"
 		status
@@ -68,9 +62,7 @@ FAKE_TARGET=$GOOD FAKE_DRAFTER=exit
 start
 raw <<'END'
 timeout 30000
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300 max_tokens=5
 until "tag=1 error code=worker_failed text=the drafter worker cannot be had: it ended with exit code 7; it is tried again every 30 s"
 status
@@ -83,9 +75,7 @@ stop
 FAKE_TARGET=$GOOD
 start --model.drafter=none
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301 max_tokens=5
 until "tag=1 finish reason=2 stop=- prompt=2 output=5 cycles=4 drafted=0"
 END
@@ -94,9 +84,7 @@ stop
 FAKE_TARGET=hang_load FAKE_DRAFTER=hang_load
 start
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 wait_status "target=loading"
 END
 stop INT

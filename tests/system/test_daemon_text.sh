@@ -5,9 +5,7 @@ start
 
 # The fake worker repeats the prompt, so the prompt is the answer.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="alpha beta gamma delta " max_tokens=30
 until "tag=1 finish reason=2 stop=- prompt=10 output=30"
 total tag=1
@@ -29,9 +27,7 @@ totals | grep -q 'text="alpha beta gamma delta alpha beta gamma delta alpha beta
 
 # Characters of several tokens come whole: every text in every delta is valid UTF-8 (rawclient unpacks with that check), and the sum is right.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="naïve € 日本語 😀 " max_tokens=22 draft_tokens=0
 until "finish"
 total tag=1
@@ -45,9 +41,7 @@ totals | tail -n 1 | grep -q 'n=9 .*text="naïve € �"$' || fail "half a char
 
 # Stop strings: inside a token, across tokens, across characters; the first that is complete counts; nothing of it is ever shown.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="alpha beta gamma delta " max_tokens=200 stop="ma del"
 until "tag=1 finish reason=1 stop=ma del"
 total tag=1
@@ -84,9 +78,7 @@ totals | sed -n 1p | grep -q ' n=8 ' || fail "ids go up to the token that comple
 
 # Ending ids are told, not shown; ignore_eos goes on; stop ids of the request.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 text="yes<|im_end|> no" max_tokens=50
 until "tag=1 finish reason=1 stop=-"
 total tag=1
@@ -103,9 +95,7 @@ totals | sed -n 3p | grep -q 'ids=300,301, ' || fail "stop id: $(totals | sed -n
 
 # Log-probabilities stand by their tokens; the seed is told, and counts.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=300,301,302 max_tokens=1 logprobs=2
 until "logprobs=1 first=-0.25 top=300:-0.25:"
 until "finish"
@@ -122,9 +112,7 @@ totals | grep -q 'ids=301,302,300, ' || fail "the seed does not reach the target
 
 # Several at once on one connection and a queue behind them; a cancel in the slot, one in the queue; a deadline in each.
 raw <<'END'
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=1 ids=401 max_tokens=4000 ignore_eos=1 draft_tokens=0
 gen tag=2 ids=402 max_tokens=4000 ignore_eos=1 draft_tokens=0
 gen tag=3 ids=403 max_tokens=4000 ignore_eos=1 draft_tokens=0
@@ -132,9 +120,7 @@ gen tag=4 ids=404 max_tokens=4000 ignore_eos=1 draft_tokens=0 deadline_ms=700
 gen tag=5 ids=405 max_tokens=2
 gen tag=6 ids=406 max_tokens=2 deadline_ms=300
 until "tag=5 accepted"
-connect 1
-hello
-expect "welcome"
+greet 1
 status
 expect "used=4 queued=2"
 use 0
@@ -154,18 +140,14 @@ END
 # A prompt of 100 KB is tokenised beside the loop; its refusal says by how much it is too long. One that arrives later and is short is not held up.
 long=$(awk 'BEGIN { for (i = 0; i < 12000; i++) printf "word%d ", i }')
 raw <<END
-connect 0
-hello
-expect "welcome"
+greet 0
 tokenize tag=1 text="$long"
 gen tag=2 text="$long"
 gen tag=3 ids=9 max_tokens=1
 until "tag=3 finish"
 END
 raw <<END
-connect 0
-hello
-expect "welcome"
+greet 0
 gen tag=2 text="$long"
 expect "tag=2 error code=context_exceeded text=the prompt has "
 tokenize tag=1 text="$long"
@@ -175,9 +157,7 @@ cancel tag=9 target=2
 expect "tag=2 error code=context_exceeded"
 gen tag=2 text="$long"
 close
-connect 1
-hello
-expect "welcome"
+greet 1
 wait_status "used=0 queued=0"
 END
 stop

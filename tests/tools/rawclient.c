@@ -4,8 +4,9 @@
  *
  *   rawclient SOCKET < script
  *
- * Several connections: `connect N [rcvbuf=BYTES]` opens one and makes it current, `use N` changes, `close`. Commands on the current one:
- *   hello [version=N]                          greet
+ * Several connections: `connect N [rcvbuf=BYTES]` opens one and makes it current, `use N` changes, `close`; `greet N [rcvbuf=BYTES]` connects, says
+ * hello and is welcome. Commands on the current one:
+ *   hello [version=N]
  *   gen tag=N text="..." | ids=1,2*10 | chat="role:content"... [fields of Sampling, stream=0, deadline_ms=N, stop="..."..., bias=ID:X*N, stop_id=ID*N]
  *   tokenize tag=N text="..."                  detokenize tag=N ids=...
  *   cancel tag=N target=N                      resume tag=N position=N [request=N] [key=bad]   defaults: the last Accepted
@@ -588,6 +589,13 @@ static void must_receive(const char *want, int quiet)
 		fail("nothing came for %d ms; wanted \"%s\"; the last was: %s", timeout_ms, want, said);
 }
 
+static void do_expect(const char *want)
+{
+	must_receive(want, 0);
+	if (!strstr(said, want))
+		fail("wanted \"%s\", got: %s", want, said);
+}
+
 static void do_eof(void)
 {
 	int rc;
@@ -718,6 +726,10 @@ static void command(void)
 		}
 	if (!strcmp(name, "connect")) {
 		do_connect(atoi(value));
+	} else if (!strcmp(name, "greet")) {
+		do_connect(atoi(value));
+		do_hello();
+		do_expect("welcome");
 	} else if (!strcmp(name, "use")) {
 		c = &conn[atoi(value)];
 	} else if (!strcmp(name, "close")) {
@@ -725,9 +737,7 @@ static void command(void)
 	} else if (!strcmp(name, "bytes") || !strcmp(name, "frame")) {
 		send_hex(value, *name == 'f');
 	} else if (!strcmp(name, "expect")) {
-		must_receive(value, 0);
-		if (!strstr(said, value))
-			fail("wanted \"%s\", got: %s", value, said);
+		do_expect(value);
 	} else if (!strcmp(name, "until")) {
 		do
 			must_receive(value, 0);
