@@ -23,7 +23,6 @@ int td_cmd_bench(int argc, char **argv);
 
 /* One line on stderr: "tandem NAME: sentence". Returns the exit code that belongs to the error. */
 int td_say_error(const char *command, const struct tandem_error *e);
-int td_exit_code(const struct tandem_error *e);
 
 /* One line of figures on stderr. */
 void td_say_stats(const struct tandem_finish *f);
@@ -61,8 +60,6 @@ void td_generation_finish(struct td_generation *g);
  */
 int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct tandem_error *err);
 
-/* All of stdin, malloc'd, NUL-terminated; NULL after telling why (NUL bytes, not readable, too large). */
-char *td_read_stdin(const char *command);
 /* The words joined by spaces, "-" standing for stdin's text on lines of its own; no words = stdin. NULL after telling why. */
 char *td_prompt_text(const struct td_list *words, const char *command);
 /* 0 after flushing stdout, or -1 after telling that it can't be written. */

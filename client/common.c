@@ -14,7 +14,7 @@ enum { RECONNECT_S = 10, STDIN_MAX = 64 << 20 };
 
 static volatile sig_atomic_t interrupted; /* SIGINTs since the call in hand began */
 
-int td_exit_code(const struct tandem_error *e)
+static int exit_code(const struct tandem_error *e)
 {
 	switch (e->code) {
 	case TANDEM_E_LOADING:
@@ -38,7 +38,7 @@ int td_say_error(const char *command, const struct tandem_error *e)
 		fprintf(stderr, "tandem %s: %s (%s; try again in %.1f s)\n", command, e->text, e->name, e->retry_after_ms / 1000.0);
 	else
 		fprintf(stderr, "tandem %s: %s (%s)\n", command, e->text, e->name);
-	return td_exit_code(e);
+	return exit_code(e);
 }
 
 void td_say_stats(const struct tandem_finish *f)
@@ -323,7 +323,8 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------------------- */
 
-char *td_read_stdin(const char *command)
+/* All of stdin, malloc'd, NUL-terminated; NULL after telling why (NUL bytes, not readable, too large). */
+static char *read_stdin(const char *command)
 {
 	size_t n = 0, size = 64 << 10, got;
 	char *text = malloc(size), *grown;
@@ -366,7 +367,7 @@ char *td_prompt_text(const struct td_list *words, const char *command)
 	if (!words->n || i < words->n) {
 		if (isatty(STDIN_FILENO))
 			fprintf(stderr, "tandem %s: reading from the terminal, end with Ctrl-D\n", command);
-		in = td_read_stdin(command);
+		in = read_stdin(command);
 		if (!in || !words->n)
 			return in;
 		n += strlen(in) * words->n + 2 * words->n;

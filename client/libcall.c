@@ -379,19 +379,9 @@ static void on_finish(struct tandem *t, struct td__call *call, const Tandem__Fin
 	free_call(call);
 }
 
-static int code_of(const char *name)
-{
-#define X(code, number, wire, http) \
-	if (!strcmp(name, wire)) \
-		return number;
-	TD_ERRORS(X)
-#undef X
-	return TD_E_INTERNAL;
-}
-
 static void on_error(struct tandem *t, struct td__call *call, const Tandem__Error *m)
 {
-	struct tandem_error e = {.code = code_of(m->code), .retry_after_ms = m->retry_after_ms};
+	struct tandem_error e = {.code = td_error_code(m->code, TD_E_INTERNAL), .retry_after_ms = m->retry_after_ms};
 
 	snprintf(e.name, sizeof(e.name), "%s", m->code);
 	snprintf(e.text, sizeof(e.text), "%s", m->text);
@@ -473,7 +463,7 @@ int td__dispatch(struct tandem *t, Tandem__ServerMessage **msg, struct td_error 
 		return 0;
 	if (m->body_case == TANDEM__SERVER_MESSAGE__BODY_ERROR && !call && (m->tag == 0 || !t->greeted)) {
 		/* About the connection: the reason for the close that follows. */
-		td_error_set(&t->lost, code_of(m->error->code), "%s", m->error->text);
+		td_error_set(&t->lost, td_error_code(m->error->code, TD_E_INTERNAL), "%s", m->error->text);
 		return 0;
 	}
 	if (!call && m->tag > 0 && m->tag < t->next_tag)

@@ -176,16 +176,6 @@ int td_child_drain(struct td_child *c)
 
 /* ---- what it says ------------------------------------------------------------------------------------------------------------------ */
 
-static int code_of(const char *name)
-{
-#define X(n, number, wire, http) \
-	if (!strcmp(name, wire)) \
-		return number;
-	TD_ERRORS(X)
-#undef X
-	return TD_E_WORKER;
-}
-
 static void hello(struct td_child *c, const Tandem__Worker__Hello *h)
 {
 	if (h->version != TD_SHM_VERSION || h->role != c->role) {
@@ -258,7 +248,7 @@ static void take_message(struct td_child *c, Tandem__Worker__Message *m)
 	c->since_us = td_now_us();
 	switch (m->body_case) {
 	case TANDEM__WORKER__MESSAGE__BODY_FAILURE:
-		c->why = code_of(m->failure->code);
+		c->why = td_error_code(m->failure->code, TD_E_WORKER);
 		snprintf(c->why_text, sizeof(c->why_text), "%s", m->failure->text);
 		if (c->why == TD_E_DEVICE)
 			td_device_advise(c->d, c->why_text, sizeof(c->why_text));

@@ -460,7 +460,6 @@ struct td_counters {
 	uint64_t accepted_at[TD_DRAFT_MAX];
 };
 void td_status_send(struct td_session *s, uint64_t tag);
-const char *td_status_state(const struct td_daemon *d);
 uint64_t td_status_cpu_us(void); /* of this process */
 
 /* ---- main.c ------------------------------------------------------------------------------------------------------------------------ */

@@ -15,7 +15,7 @@ uint64_t td_status_cpu_us(void)
 	return (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 + (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
 }
 
-const char *td_status_state(const struct td_daemon *d)
+static const char *state_of(const struct td_daemon *d)
 {
 	if (d->draining)
 		return "draining";
@@ -86,7 +86,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 
 	st.server = (char *)"tandemd " TD_VERSION;
 	st.model = (char *)d->model.name;
-	st.state = (char *)td_status_state(d);
+	st.state = (char *)state_of(d);
 	st.uptime_us = td_now_us() - d->started_us;
 	st.slots = (uint32_t)d->model.shm.slots;
 	st.slots_used = (uint32_t)td_scheduler_used(d);

@@ -76,6 +76,16 @@ const char *td_error_name(int code)
 	return "internal";
 }
 
+int td_error_code(const char *name, int otherwise)
+{
+#define X(n, number, wire, http) \
+	if (!strcmp(name, wire)) \
+		return number;
+	TD_ERRORS(X)
+#undef X
+	return otherwise;
+}
+
 int td_error_http(int code)
 {
 	switch (code) {

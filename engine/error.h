@@ -52,6 +52,7 @@ int td_error_set(struct td_error *err, int code, const char *fmt, ...) __attribu
 int td_error_prefix(struct td_error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 const char *td_error_name(int code); /* wire name, "ok" for 0, "internal" for an unknown code */
+int td_error_code(const char *name, int otherwise); /* of a wire name; `otherwise` for one that is none of ours */
 int td_error_http(int code); /* HTTP status */
 
 #endif

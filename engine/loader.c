@@ -25,7 +25,7 @@ struct found {
 	const struct td_st_tensor *weight, *scale;
 };
 
-int td__load_fail(struct td__loader *l, int code, const char *fmt, ...)
+static __attribute__((format(printf, 3, 4))) int fail(struct td__loader *l, int code, const char *fmt, ...)
 {
 	char text[360];
 	va_list ap;
@@ -72,7 +72,7 @@ static struct td_st_tensor *need(struct td__loader *l, const char *name, const c
 	char buf[NAME_MAX_BYTES];
 
 	if (!t)
-		td__load_fail(l, TD_E_FORMAT, "tensor %s is missing", full_name(l, name, suffix, buf));
+		fail(l, TD_E_FORMAT, "tensor %s is missing", full_name(l, name, suffix, buf));
 	return t;
 }
 
@@ -98,9 +98,9 @@ static void need_matrix(struct td__loader *l, const struct td_st_tensor *t, enum
 	if (l->rc || !t)
 		return;
 	if (t->dtype != dtype)
-		td__load_fail(l, TD_E_UNSUPPORTED, "tensor %s is %s; only %s is supported there", t->name, t->dtype_name, dtype_name);
+		fail(l, TD_E_UNSUPPORTED, "tensor %s is %s; only %s is supported there", t->name, t->dtype_name, dtype_name);
 	else if (!is_shape(t, rows, cols))
-		td__load_fail(l, TD_E_FORMAT, "tensor %s has shape [%s]; config.json asks for [%lld, %lld]", t->name, shape_text(t, got), (long long)rows,
+		fail(l, TD_E_FORMAT, "tensor %s has shape [%s]; config.json asks for [%lld, %lld]", t->name, shape_text(t, got), (long long)rows,
 			      (long long)cols);
 }
 
@@ -127,27 +127,6 @@ static void account(struct td__loader *l, uint64_t bytes)
 
 /* ---- values ------------------------------------------------------------------------------------------------------------------------------- */
 
-static float value_at(const struct td_st_tensor *t, size_t i)
-{
-	uint32_t bits;
-	uint16_t half;
-	_Float16 h;
-	float f;
-
-	if (t->dtype == TD_F32) {
-		memcpy(&f, (const char *)t->data + 4 * i, 4);
-		return f;
-	}
-	memcpy(&half, (const char *)t->data + 2 * i, 2);
-	if (t->dtype == TD_F16) {
-		memcpy(&h, &half, 2);
-		return (float)h;
-	}
-	bits = (uint32_t)half << 16;
-	memcpy(&f, &bits, 4);
-	return f;
-}
-
 static void bf16_check(struct td__loader *l, const struct td_st_tensor *t, const uint16_t *v, size_t n)
 {
 	int bad = 0;
@@ -155,7 +134,7 @@ static void bf16_check(struct td__loader *l, const struct td_st_tensor *t, const
 	for (size_t i = 0; i < n; i++)
 		bad |= (v[i] & 0x7f80) == 0x7f80;
 	if (bad)
-		td__load_fail(l, TD_E_FORMAT, "tensor %s holds NaN or infinity; the file is damaged", t->name);
+		fail(l, TD_E_FORMAT, "tensor %s holds NaN or infinity; the file is damaged", t->name);
 }
 
 const float *td__load_small(struct td__loader *l, const char *name, int n, int cols)
@@ -169,19 +148,19 @@ const float *td__load_small(struct td__loader *l, const char *name, int n, int c
 	if (!t)
 		return NULL;
 	if (t->dtype != TD_F32 && t->dtype != TD_BF16 && t->dtype != TD_F16)
-		td__load_fail(l, TD_E_UNSUPPORTED, "tensor %s is %s; only F32, BF16 and F16 are supported there", t->name, t->dtype_name);
+		fail(l, TD_E_UNSUPPORTED, "tensor %s is %s; only F32, BF16 and F16 are supported there", t->name, t->dtype_name);
 	else if (!(cols ? is_shape(t, n, cols) || (t->n_dims == 3 && t->dim[0] == n && t->dim[1] == 1 && t->dim[2] == cols) : t->n_dims == 1 && t->dim[0] == n))
-		td__load_fail(l, TD_E_FORMAT, "tensor %s has shape [%s]; config.json asks for %d x %d", t->name, shape_text(t, got), n,
+		fail(l, TD_E_FORMAT, "tensor %s has shape [%s]; config.json asks for %d x %d", t->name, shape_text(t, got), n,
 			      cols ? cols : 1);
 	at = reserve(l, count * sizeof(float));
 	if (!l->rc && l->pass == TD__FILL) {
 		v = malloc(count * sizeof(float));
 		if (!v)
-			td__load_fail(l, TD_E_NOMEM, "no memory for tensor %s", t->name);
+			fail(l, TD_E_NOMEM, "no memory for tensor %s", t->name);
 		for (size_t i = 0; i < count && !l->rc; i++) {
-			v[i] = value_at(t, i);
+			v[i] = td_st_value(t, i);
 			if (!isfinite(v[i]))
-				td__load_fail(l, TD_E_FORMAT, "tensor %s holds NaN or infinity; the file is damaged", t->name);
+				fail(l, TD_E_FORMAT, "tensor %s holds NaN or infinity; the file is damaged", t->name);
 		}
 		if (!l->rc)
 			l->ops->upload(l->dev, at, v, count * sizeof(float));
@@ -200,7 +179,7 @@ const float *td__load_inv_freq(struct td__loader *l, int dim, float theta)
 	void *at = reserve(l, (size_t)n * sizeof(float));
 
 	if (n > (int)(sizeof(v) / sizeof(*v)))
-		td__load_fail(l, TD_E_UNSUPPORTED, "rotary over %d dimensions is not supported", dim);
+		fail(l, TD_E_UNSUPPORTED, "rotary over %d dimensions is not supported", dim);
 	if (l->rc || l->pass != TD__FILL)
 		return at;
 	for (int j = 0; j < n; j++)
@@ -216,7 +195,7 @@ static const void *aligned(struct td__loader *l, const struct td_st_tensor *t, v
 		return t->data;
 	*copy = malloc(t->bytes + 1);
 	if (!*copy) {
-		td__load_fail(l, TD_E_NOMEM, "no memory for tensor %s", t->name);
+		fail(l, TD_E_NOMEM, "no memory for tensor %s", t->name);
 		return NULL;
 	}
 	memcpy(*copy, t->data, t->bytes);
@@ -260,12 +239,12 @@ static int refuse_foreign(struct td__loader *l, const char *name, int in)
 	const struct td_st_tensor *q = find(l, name, ".qweight");
 
 	if (q)
-		td__load_fail(l, TD_E_UNSUPPORTED, "%s is in %s format, which is not supported; use BF16 or compressed-tensors pack-quantized", q->name,
+		fail(l, TD_E_UNSUPPORTED, "%s is in %s format, which is not supported; use BF16 or compressed-tensors pack-quantized", q->name,
 			      q->n_dims == 2 && q->dim[0] == in ? "AWQ" : "GPTQ");
 	else if (find(l, name, ".weight_zero_point"))
-		td__load_fail(l, TD_E_UNSUPPORTED, "%s%s%s has a weight_zero_point; asymmetric weights are not supported", l->prefix, l->where, name);
+		fail(l, TD_E_UNSUPPORTED, "%s%s%s has a weight_zero_point; asymmetric weights are not supported", l->prefix, l->where, name);
 	else if (find(l, name, ".weight_g_idx"))
-		td__load_fail(l, TD_E_UNSUPPORTED, "%s%s%s has a weight_g_idx; activation order is not supported", l->prefix, l->where, name);
+		fail(l, TD_E_UNSUPPORTED, "%s%s%s has a weight_g_idx; activation order is not supported", l->prefix, l->where, name);
 	return l->rc;
 }
 
@@ -278,7 +257,7 @@ static void check_weight_shape(struct td__loader *l, const struct td_st_tensor *
 	if (l->rc)
 		return;
 	if (t->n_dims != 1 || t->dim[0] != 2 || (t->dtype != TD_I64 && t->dtype != TD_I32)) {
-		td__load_fail(l, TD_E_FORMAT, "tensor %s is not a pair of integers", t->name);
+		fail(l, TD_E_FORMAT, "tensor %s is not a pair of integers", t->name);
 		return;
 	}
 	if (l->pass == TD__KEPT)
@@ -289,7 +268,7 @@ static void check_weight_shape(struct td__loader *l, const struct td_st_tensor *
 		wide[1] = narrow[1];
 	}
 	if (wide[0] != out || wide[1] != in)
-		td__load_fail(l, TD_E_FORMAT, "tensor %s says [%lld, %lld]; config.json asks for [%d, %d]", t->name, (long long)wide[0],
+		fail(l, TD_E_FORMAT, "tensor %s says [%lld, %lld]; config.json asks for [%d, %d]", t->name, (long long)wide[0],
 			      (long long)wide[1], out, in);
 }
 
@@ -303,21 +282,21 @@ static void find_packed(struct td__loader *l, const char *name, int out, int in,
 	if (l->rc)
 		return;
 	if (in % 8) {
-		td__load_fail(l, TD_E_UNSUPPORTED, "tensor %s: %d inputs are no multiple of 8", f->weight->name, in);
+		fail(l, TD_E_UNSUPPORTED, "tensor %s: %d inputs are no multiple of 8", f->weight->name, in);
 		return;
 	}
 	need_matrix(l, f->weight, TD_I32, "I32 (eight 4-bit values a word)", out, in / 8);
 	check_weight_shape(l, shape, out, in);
 	groups = f->scale->n_dims == 2 ? f->scale->dim[1] : 0;
 	if (!l->rc && (groups < 1 || groups > in || in % groups || (in / groups) % 8))
-		td__load_fail(l, TD_E_FORMAT, "tensor %s: %lld scales a row don't divide %d inputs into groups of a multiple of 8", f->scale->name,
+		fail(l, TD_E_FORMAT, "tensor %s: %lld scales a row don't divide %d inputs into groups of a multiple of 8", f->scale->name,
 			      (long long)groups, in);
 	need_matrix(l, f->scale, TD_BF16, "BF16", out, groups);
 	if (l->rc)
 		return;
 	f->group = (int)(in / groups);
 	if (l->quant->group > 0 && f->group != l->quant->group)
-		td__load_fail(l, TD_E_FORMAT, "tensor %s has groups of %d, quantization_config says %d", f->scale->name, f->group, l->quant->group);
+		fail(l, TD_E_FORMAT, "tensor %s has groups of %d, quantization_config says %d", f->scale->name, f->group, l->quant->group);
 	if (l->how.expand) {
 		f->kind = TD_W_BF16;
 		f->codes = f->group;
@@ -334,7 +313,7 @@ static void find_module(struct td__loader *l, const char *name, int out, int in,
 		return;
 	f->weight = find(l, name, ".weight_packed");
 	if (f->weight && find(l, name, ".weight")) {
-		td__load_fail(l, TD_E_FORMAT, "module %s has both weight and weight_packed", full_name(l, name, "", buf));
+		fail(l, TD_E_FORMAT, "module %s has both weight and weight_packed", full_name(l, name, "", buf));
 	} else if (f->weight) {
 		find_packed(l, name, out, in, f);
 	} else {
@@ -351,18 +330,13 @@ static const void *expanded(struct td__loader *l, const struct found *f, const u
 	uint16_t *v = malloc(8 * words * sizeof(*v)), of[16];
 
 	if (!v) {
-		td__load_fail(l, TD_E_NOMEM, "no memory to expand tensor %s to BF16", f->weight->name);
+		fail(l, TD_E_NOMEM, "no memory to expand tensor %s to BF16", f->weight->name);
 		return NULL;
 	}
 	for (size_t i = 0; i < words; i++) {
 		if (i % per == 0)
-			for (int c = 0; c < 16; c++) {
-				uint32_t bits = (uint32_t)scale[i / per] << 16;
-				float s;
-
-				memcpy(&s, &bits, sizeof(s));
-				of[c] = td_bf16((float)(c - 8) * s);
-			}
+			for (int c = 0; c < 16; c++)
+				of[c] = td_bf16((float)(c - 8) * td_bf16_float(scale[i / per]));
 		for (int j = 0; j < 8; j++)
 			v[8 * i + (size_t)j] = of[codes[i] >> (4 * j) & 15];
 	}
@@ -414,7 +388,7 @@ static void place(struct td__loader *l, const struct found *found, const struct 
 	}
 	packed = l->ops->pack_bytes(w->kind, w->out, w->in, w->group);
 	if (packed == 0)
-		td__load_fail(l, TD_E_UNSUPPORTED, "tensor %s: the %s backend has no form for %d x %d with groups of %d", found->weight->name, l->ops->name,
+		fail(l, TD_E_UNSUPPORTED, "tensor %s: the %s backend has no form for %d x %d with groups of %d", found->weight->name, l->ops->name,
 			      w->out, w->in, w->group);
 	w->data = reserve(l, packed);
 	if (!l->rc && l->pass == TD__FILL)
@@ -517,9 +491,9 @@ static void check_unused(struct td__loader *l)
 		if (known)
 			continue;
 		if (variant_of(t->name))
-			td__load_fail(l, TD_E_UNSUPPORTED, "tensor %s belongs to a variant that is not supported (%s)", t->name, variant_of(t->name));
+			fail(l, TD_E_UNSUPPORTED, "tensor %s belongs to a variant that is not supported (%s)", t->name, variant_of(t->name));
 		else
-			td__load_fail(l, TD_E_FORMAT, "tensor %s is not part of the model that config.json describes", t->name);
+			fail(l, TD_E_FORMAT, "tensor %s is not part of the model that config.json describes", t->name);
 	}
 }
 
@@ -547,7 +521,7 @@ static int run(struct td__loader *l, td__build *build, void *weights, struct td_
 	if (l->rc)
 		return l->rc;
 	if (kept && kept->size != size)
-		return td__load_fail(l, TD_E_MISMATCH, "the kept arena has %zu bytes, these weights need %zu", kept->size, size);
+		return fail(l, TD_E_MISMATCH, "the kept arena has %zu bytes, these weights need %zu", kept->size, size);
 	if (kept) {
 		run_pass(l, TD__KEPT, build, weights, (uintptr_t)kept->base);
 		if (l->rc)
@@ -587,7 +561,7 @@ static void *begin(struct td__loader *l, const struct td__weights_kind *kind)
 	char *w = calloc(1, kind->size);
 
 	if (!w) {
-		td__load_fail(l, TD_E_NOMEM, "no memory");
+		fail(l, TD_E_NOMEM, "no memory");
 		return NULL;
 	}
 	l->quant = (const void *)(w + kind->quant);

@@ -56,7 +56,6 @@ int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *o
 void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
 
-int td__load_fail(struct td__loader *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void td__load_at(struct td__loader *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int td__load_has(struct td__loader *l, const char *name); /* prefix + where + name */
 

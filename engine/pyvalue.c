@@ -56,7 +56,8 @@ static int shortest(double x, char digits[DIGITS_MAX + 1], int *exponent)
 	return n;
 }
 
-void td__py_float(struct td__text *out, double x)
+/* repr() of a float. */
+static void py_float(struct td__text *out, double x)
 {
 	char digits[DIGITS_MAX + 1], tail[16];
 	int n, exponent, i;
@@ -117,7 +118,7 @@ static void number(struct td__text *out, const json_t *v)
 	char text[32];
 
 	if (json_is_real(v)) {
-		td__py_float(out, json_real_value(v));
+		py_float(out, json_real_value(v));
 		return;
 	}
 	snprintf(text, sizeof(text), "%" JSON_INTEGER_FORMAT, json_integer_value(v));

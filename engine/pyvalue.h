@@ -19,9 +19,6 @@ void td__py_json(struct td__text *out, const json_t *v);
 /* The template's rule for an argument: objects and arrays as JSON, strings bare, the rest as str(). */
 void td__py_argument(struct td__text *out, const json_t *v);
 
-/* repr() of a float. */
-void td__py_float(struct td__text *out, double x);
-
 /* str.strip(): the part of valid UTF-8 text without white space at both ends. */
 void td__py_strip(const char **text, size_t *n);
 

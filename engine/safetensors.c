@@ -5,7 +5,7 @@
  * lengths are checked against the file's size, each tensor's bytes against its shape, and the tensors together must cover the data exactly,
  * without overlap, gap or tail. After td_st_open returned 0, every (data, bytes) lies inside a mapping that lives until td_st_close.
  *
- * The set owns the shards' mappings and the tensors' names. Nothing is written to, and no tensor data is read here.
+ * The set owns the shards' mappings and the tensors' names. Nothing is written to, and no tensor data is read, but by td_st_value.
  */
 #include "engine/safetensors.h"
 
@@ -20,6 +20,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "engine/bf16.h"
 #include "engine/config_read.h"
 #include "engine/synthetic.h"
 
@@ -526,6 +527,24 @@ size_t td_st_count(const struct td_st *st)
 struct td_st_tensor *td_st_at(struct td_st *st, size_t i)
 {
 	return i < st->n ? &st->entry[i].t : NULL;
+}
+
+float td_st_value(const struct td_st_tensor *t, size_t i)
+{
+	uint16_t half;
+	_Float16 h;
+	float f;
+
+	if (t->dtype == TD_F32) {
+		memcpy(&f, (const char *)t->data + 4 * i, 4);
+		return f;
+	}
+	memcpy(&half, (const char *)t->data + 2 * i, 2);
+	if (t->dtype == TD_F16) {
+		memcpy(&h, &half, 2);
+		return (float)h;
+	}
+	return td_bf16_float(half);
 }
 
 void td_st_identity(const struct td_st *st, char *text, size_t size)

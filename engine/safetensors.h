@@ -37,6 +37,8 @@ void td_st_fill(struct td_st *st);
 struct td_st_tensor *td_st_find(struct td_st *st, const char *name);
 size_t td_st_count(const struct td_st *st);
 struct td_st_tensor *td_st_at(struct td_st *st, size_t i); /* in the order of the names */
+/* Element i of an F32, F16 or BF16 tensor. */
+float td_st_value(const struct td_st_tensor *t, size_t i);
 /* Identity of the files (a hash over names, sizes, modification times and headers) for a fingerprint; appended to text, under 64 bytes. */
 void td_st_identity(const struct td_st *st, char *text, size_t size);
 

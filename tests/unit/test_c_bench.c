@@ -98,6 +98,9 @@ static void check_close(double got, double wanted)
 	assert_true(got >= wanted * 0.999 && got <= wanted * 1.001);
 }
 
+static const struct td_bench_cost cost = {.wall_us = 2000000, .tokens = 100, .window_us = 1000, .steps = 10, .draft_us = 200, .verify_us = 500,
+					  .commit_us = 50, .wait_us = 230, .daemon_us = 70, .prefill_tokens = 30, .prefill_us = 1000};
+
 static void test_figures(void **state)
 {
 	struct world w;
@@ -105,8 +108,7 @@ static void test_figures(void **state)
 
 	(void)state;
 	build(&w);
-	w.file.cost[0] = (struct td_bench_cost){.wall_us = 2000000, .tokens = 100, .window_us = 1000, .steps = 10, .draft_us = 200, .verify_us = 500,
-						.commit_us = 50, .wait_us = 230, .daemon_us = 70, .prefill_tokens = 30, .prefill_us = 1000};
+	w.file.cost[0] = cost;
 	j = td_bench_report_json(&w.bench, &w.file);
 	/* 2 / 1, 2, 3, 4 ms: 2000, 1000, 667, 500 per second */
 	check_close(number(j, "tokens_per_s_with", "median"), (1000 + 2000. / 3) / 2);
@@ -126,8 +128,7 @@ static void test_cycle(void **state)
 
 	(void)state;
 	build(&w);
-	w.file.cost[0] = (struct td_bench_cost){.wall_us = 2000000, .tokens = 100, .window_us = 1000, .steps = 10, .draft_us = 200, .verify_us = 500,
-						.commit_us = 50, .wait_us = 230, .daemon_us = 70, .prefill_tokens = 30, .prefill_us = 1000};
+	w.file.cost[0] = cost;
 	j = td_bench_report_json(&w.bench, &w.file);
 	check_close(number(j, "cycle_with", "draft_us"), 20);
 	check_close(number(j, "cycle_with", "verify_us"), 50);

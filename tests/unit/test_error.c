@@ -34,6 +34,7 @@ static void one_to_one(void **state)
 		assert_true(table[i].http >= 400 && table[i].http < 600);
 		assert_string_equal(td_error_name(table[i].code), table[i].wire);
 		assert_int_equal(td_error_http(table[i].code), table[i].http);
+		assert_int_equal(td_error_code(table[i].wire, 5), table[i].code);
 		for (int k = 0; k < i; k++) {
 			assert_int_not_equal(table[k].code, table[i].code);
 			assert_string_not_equal(table[k].wire, table[i].wire);
@@ -42,6 +43,8 @@ static void one_to_one(void **state)
 	assert_string_equal(td_error_name(0), "ok");
 	assert_string_equal(td_error_name(-9999), "internal");
 	assert_int_equal(td_error_http(-9999), 500);
+	assert_int_equal(td_error_code("of a later release", 5), 5);
+	assert_int_equal(td_error_code("", 5), 5);
 }
 
 static void sentences(void **state)

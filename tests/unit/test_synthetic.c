@@ -155,30 +155,14 @@ static void tensors_have_the_published_sizes(void **state)
 	}
 }
 
-static float value(const struct td_st_tensor *t, size_t i)
-{
-	uint32_t bits;
-	uint16_t half;
-	float f;
-
-	if (t->dtype == TD_F32) {
-		memcpy(&f, (const char *)t->data + 4 * i, 4);
-		return f;
-	}
-	memcpy(&half, (const char *)t->data + 2 * i, 2);
-	bits = (uint32_t)half << 16;
-	memcpy(&f, &bits, 4);
-	return f;
-}
-
 static void moments(const struct td_st_tensor *t, double *mean, double *sigma)
 {
 	size_t n = t->bytes / td_dtype_size(t->dtype);
 	double sum = 0, square = 0;
 
 	for (size_t i = 0; i < n; i++) {
-		sum += (double)value(t, i);
-		square += (double)value(t, i) * (double)value(t, i);
+		sum += (double)td_st_value(t, i);
+		square += (double)td_st_value(t, i) * (double)td_st_value(t, i);
 	}
 	*mean = sum / (double)n;
 	*sigma = sqrt(square / (double)n - *mean * *mean);
@@ -210,10 +194,10 @@ static void values_are_sane(void **state)
 		snprintf(name, sizeof(name), "model.language_model.layers.%d.linear_attn.dt_bias", l);
 		b = td_st_find(st, name);
 		for (size_t h = 0; h < 8; h++) {
-			double decay = exp(-exp((double)value(a, h)) * log1p(exp((double)value(b, h))));
+			double decay = exp(-exp((double)td_st_value(a, h)) * log1p(exp((double)td_st_value(b, h))));
 
-			if (!(value(a, h) >= 0 && value(a, h) <= logf(16) && decay > 0.9 && decay < 0.999))
-				fail_msg("%s[%zu]: A_log %g, decay %g", name, h, (double)value(a, h), decay);
+			if (!(td_st_value(a, h) >= 0 && td_st_value(a, h) <= logf(16) && decay > 0.9 && decay < 0.999))
+				fail_msg("%s[%zu]: A_log %g, decay %g", name, h, (double)td_st_value(a, h), decay);
 		}
 	}
 	a = td_st_find(st, "model.language_model.layers.0.mlp.gate_proj.weight");
