@@ -237,8 +237,8 @@ static int serve(struct td_daemon *d, struct td_error *err)
 		rc = td_error_set(err, TD_E_NOMEM, "out of memory");
 	else if ((rc = td_listener_lock(d, err)) == 0 && (rc = td_shm_create(&d->model.shm, &d->shm_fd, &d->shm, err)) == 0 &&
 		 (rc = td_supervisor_open(d, err)) == 0 && (rc = td_listener_open(d, err)) == 0) {
-		log_plan(d);
 		start_loop(d);
+		log_plan(d); /* whoever reads it may send signals: they are seen from now on */
 		d->start_cpu_us = td_status_cpu_us();
 	} else {
 		close_all(d);
