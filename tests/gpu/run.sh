@@ -1,8 +1,69 @@
 #!/bin/sh
-# The GPU suite: operations against the CPU implementation, then their times. Exits 1 on a failure, 2 when there is no GPU.
+# The GPU suite, from the tree (make check-gpu) or from a bundle ("B=. sh tests/gpu/run.sh" inside it). One line per check, last "N passed, N failed".
+# Lines of figures follow the check that made them. Exits 1 on a failure, 2 where no GPU can be used.
+#
+#	ONLY=pattern	picks checks
+#	SHARED=folder	reference/int4.json and prompts/*.json, where they are at hand; without: our own prompts alone
+#	TIMES=1		the operations' times, too
+#	SANITIZE=1	the tiny pair and the operations under compute-sanitizer (memcheck, racecheck), too
+#	LOG=file	where all output goes, too
 B=${B:-build}
 cd "$(dirname "$0")/../.." || exit 2
-TANDEM_CUDA_MODULE=${TANDEM_CUDA_MODULE:-$B/lib/tandem-cuda.so}
+ROOT=$PWD
+export B ROOT
+export PATH="$ROOT/$B/bin:$PATH" OPENBLAS_NUM_THREADS=4
+: "${TANDEM_CUDA_MODULE:=$ROOT/$B/lib/tandem-cuda.so}" "${SHARED:=../shared}" "${LOG:=/dev/null}"
 export TANDEM_CUDA_MODULE
-"$B/tests/ops_check" || exit $?
-"$B/tests/ops_check" --time
+M=models/tiny
+PAIR="--target $M/target-int4 --drafter $M/drafter-int4 --tokenizer $M/tokenizer.json"
+passed=0
+failed=0
+out=$(mktemp)
+trap 'rm -f "$out"' EXIT
+one() { # name, seconds, pattern of the lines to show, command...
+	name=$1 limit=$2 show=$3
+	shift 3
+	case $name in *${ONLY:-}*) ;; *) return ;; esac
+	start=$(date +%s)
+	if timeout -k 5 "$limit" "$@" >"$out" 2>&1 </dev/null; then
+		passed=$((passed + 1))
+		printf 'ok    %-44s %4ss\n' "$name" $(($(date +%s) - start))
+		grep -E "$show" "$out" | sed 's/^/      | /'
+	else
+		code=$?
+		failed=$((failed + 1))
+		printf 'FAIL  %-44s %4ss  (exit %s%s)\n' "$name" $(($(date +%s) - start)) "$code" "$([ $code = 124 ] && echo ', over its time limit')"
+		grep -v ' ok$' "$out" | tail -n 40 | cut -c 1-300 | sed 's/^/      | /'
+	fi
+	{ echo "==== $name"; cat "$out"; } >>"$LOG"
+}
+
+"$B/tests/ops_check" --only device >"$out" 2>&1
+[ $? != 2 ] || { cat "$out"; exit 2; }
+sed -n 's/^under test: //p' "$out"
+one "operations against the CPU" 180 'lines, ' "$B/tests/ops_check"
+[ -z "${TIMES:-}" ] || one "times of the operations" 180 . "$B/tests/ops_check" --time
+
+files=
+for f in shell gsm8k humaneval; do
+	[ ! -e "$SHARED/prompts/$f.json" ] || files="$files $SHARED/prompts/$f.json"
+done
+for weights in file bf16; do
+	[ ! -e "$SHARED/reference/int4.json" ] || one "reference values, weights $weights" 120 'mean acceptance|prompts: ' \
+		"$B/tests/reference_check" $PAIR --device cuda --weights $weights --margin 0.05 --tolerance 0.02 --acceptance 0.03 "$SHARED/reference/int4.json"
+	one "losslessness, weights $weights" 180 'comparisons|prompts|^K=' "$B/tests/test_lossless" --device cuda --weights $weights --limit 20 $files
+done
+for t in tests/gpu/test_*.sh; do
+	limit=$(sed -n 's/^# limit: \([0-9]*\).*/\1/p' "$t" | head -n 1)
+	one "$(basename "$t" .sh)" "${limit:-120}" . sh "$t"
+done
+if [ -n "${SANITIZE:-}" ]; then
+	for tool in memcheck racecheck; do
+		one "compute-sanitizer $tool, lossless" 300 'ERROR SUMMARY|RACECHECK SUMMARY|comparisons' \
+			compute-sanitizer --tool $tool --error-exitcode 9 "$B/tests/test_lossless" --device cuda --limit 1 --tokens 6
+		one "compute-sanitizer $tool, sampling" 300 'ERROR SUMMARY|RACECHECK SUMMARY|lines' \
+			compute-sanitizer --tool $tool --error-exitcode 9 "$B/tests/ops_check" --only sample
+	done
+fi
+echo "$passed passed, $failed failed"
+[ "$failed" = 0 ] && [ "$passed" -gt 0 ]
