@@ -23,11 +23,11 @@ size_t td_drafter_cache_bytes(const struct td_drafter_options *o)
 static int take_buffers(struct td_drafter *d, struct td_error *err)
 {
 	struct td_tensor *b = d->buffer;
+	int rc;
 
 	td_drafter_buffers(&d->w->cfg, &d->shm->cfg, d->ops->act, b);
-	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
-		if (td_buffer_bytes(b[i]) && !(b[i].data = d->ops->alloc(d->dev, td_buffer_bytes(b[i]), err)))
-			return td_error_prefix(err, "drafter: buffers of %d slots (lower engine.slots or engine.chunk)", d->n_slots);
+	if ((rc = td_buffers_take("drafter", d->ops, d->dev, d->n_slots, b, TD_DRAFTER_BUFFERS, err)))
+		return rc;
 	d->fused = b[TD_DB_FUSED];
 	d->context_row = b[TD_DB_CONTEXT_ROW];
 	d->kv_row = b[TD_DB_KV_ROW];
@@ -43,8 +43,6 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 	d->table = b[TD_DB_TABLE].data;
 	d->ids = b[TD_DB_IDS].data;
 	d->sampling = b[TD_DB_SAMPLING].data;
-	if (d->ops->lend)
-		d->ops->lend(d->dev, b[TD_DB_SCRATCH].data, td_buffer_bytes(b[TD_DB_SCRATCH]));
 	return 0;
 }
 
@@ -101,10 +99,7 @@ void td_drafter_destroy(struct td_drafter *d)
 {
 	if (!d)
 		return;
-	if (d->ops->lend)
-		d->ops->lend(d->dev, d->buffer[TD_DB_SCRATCH].data, 0);
-	for (int i = 0; i < TD_DRAFTER_BUFFERS; i++)
-		d->ops->free(d->dev, d->buffer[i].data);
+	td_buffers_free(d->ops, d->dev, d->buffer, TD_DRAFTER_BUFFERS);
 	d->ops->free(d->dev, d->cache);
 	free(d->kv);
 	free(d);

@@ -573,8 +573,8 @@ static void *begin(struct td__loader *l, const struct td__weights_kind *kind)
 	return w;
 }
 
-int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, void **out,
-		     char fingerprint[256], struct td_error *err)
+int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how,
+		     void **out, char fingerprint[256], struct td_error *err)
 {
 	struct td__loader l = { .ops = ops, .dev = dev, .dir = dir, .how = how ? *how : (struct td_load){ 0 }, .err = err };
 	char *w = begin(&l, kind);

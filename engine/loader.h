@@ -49,8 +49,8 @@ struct td__weights_kind {
 
 /* Reads the configuration, opens the checkpoint, writes its fingerprint, runs both passes. The weights own the new arena, or *how->kept, which is zeroed
  * then; on failure *how->kept stays the caller's and *out is NULL. */
-int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, void **out,
-		     char fingerprint[256], struct td_error *err);
+int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how,
+		     void **out, char fingerprint[256], struct td_error *err);
 /* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
 int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
 void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);

@@ -1,7 +1,7 @@
 /*
  * memplan.c: sizes of everything on the device (memplan.h): one table for each engine, sums over them, and the sentence when they don't fit.
  *
- * Owns nothing. What must never happen: an allocation of an engine that is not in its table, for then a plan that fits would fail in flight.
+ * Owns nothing: a table of buffers is its engine's. What must never happen: an allocation of an engine that is not in its table, for then a plan that fits would fail in flight.
  */
 #include "engine/memplan.h"
 
@@ -85,6 +85,24 @@ static uint64_t sum(const struct td_tensor *b, int n)
 	for (int i = 0; i < n; i++)
 		bytes += td_buffer_bytes(b[i]);
 	return bytes;
+}
+
+int td_buffers_take(const char *who, const struct td_ops *ops, struct td_dev *dev, int slots, struct td_tensor *b, int n, struct td_error *err)
+{
+	for (int i = 0; i < n; i++)
+		if (td_buffer_bytes(b[i]) && !(b[i].data = ops->alloc(dev, td_buffer_bytes(b[i]), err)))
+			return td_error_prefix(err, "%s: buffers of %d slots (lower engine.slots or engine.chunk)", who, slots);
+	if (ops->lend)
+		ops->lend(dev, b[n - 1].data, td_buffer_bytes(b[n - 1]));
+	return 0;
+}
+
+void td_buffers_free(const struct td_ops *ops, struct td_dev *dev, struct td_tensor *b, int n)
+{
+	if (ops->lend)
+		ops->lend(dev, b[n - 1].data, 0);
+	for (int i = 0; i < n; i++)
+		ops->free(dev, b[i].data);
 }
 
 /* ---- caches ------------------------------------------------------------------------------------------------------------------------------- */

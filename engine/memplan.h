@@ -32,6 +32,9 @@ static inline size_t td_buffer_bytes(struct td_tensor b)
 {
 	return (size_t)b.rows * (size_t)b.cols * td_dtype_size(b.dtype);
 }
+/* Allocates a table of n whose last is the scratch, and lends that. What was had before a failure stays in the table, for td_buffers_free. */
+int td_buffers_take(const char *who, const struct td_ops *ops, struct td_dev *dev, int slots, struct td_tensor *b, int n, struct td_error *err);
+void td_buffers_free(const struct td_ops *ops, struct td_dev *dev, struct td_tensor *b, int n);
 
 struct td_cache_bytes {
 	size_t kv, state; /* one allocation of kv + state bytes */

@@ -23,11 +23,11 @@ size_t td_target_cache_bytes(const struct td_target_options *o)
 static int take_buffers(struct td_target *t, struct td_error *err)
 {
 	struct td_tensor *b = t->buffer;
+	int rc;
 
 	td_target_buffers(&t->w->cfg, &t->shm->cfg, t->ops->act, b);
-	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
-		if (td_buffer_bytes(b[i]) && !(b[i].data = t->ops->alloc(t->dev, td_buffer_bytes(b[i]), err)))
-			return td_error_prefix(err, "target: buffers of %d slots (lower engine.slots or engine.chunk)", t->n_slots);
+	if ((rc = td_buffers_take("target", t->ops, t->dev, t->n_slots, b, TD_TARGET_BUFFERS, err)))
+		return rc;
 	t->x = b[TD_TB_X];
 	t->norm = b[TD_TB_NORM];
 	t->wide = b[TD_TB_WIDE];
@@ -42,8 +42,6 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 	t->ids = b[TD_TB_IDS].data;
 	t->verdict = b[TD_TB_VERDICT].data;
 	t->sampling = b[TD_TB_SAMPLING].data;
-	if (t->ops->lend)
-		t->ops->lend(t->dev, b[TD_TB_SCRATCH].data, td_buffer_bytes(b[TD_TB_SCRATCH]));
 	return 0;
 }
 
@@ -98,10 +96,7 @@ void td_target_destroy(struct td_target *t)
 {
 	if (!t)
 		return;
-	if (t->ops->lend)
-		t->ops->lend(t->dev, t->buffer[TD_TB_SCRATCH].data, 0);
-	for (int i = 0; i < TD_TARGET_BUFFERS; i++)
-		t->ops->free(t->dev, t->buffer[i].data);
+	td_buffers_free(t->ops, t->dev, t->buffer, TD_TARGET_BUFFERS);
 	t->ops->free(t->dev, t->cache);
 	free(t->ids_host);
 	free(t->verdict_host);
