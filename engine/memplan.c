@@ -1,7 +1,8 @@
 /*
  * memplan.c: sizes of everything on the device (memplan.h): one table for each engine, sums over them, and the sentence when they don't fit.
  *
- * Owns nothing: a table of buffers is its engine's. What must never happen: an allocation of an engine that is not in its table, for then a plan that fits would fail in flight.
+ * Owns nothing: a table of buffers is its engine's. What must never happen: an allocation of an engine that is not in its table, for then a plan
+ * that fits would fail in flight.
  */
 #include "engine/memplan.h"
 
