@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bf16.h"
 #include "kernels/kernels.h"
 
 struct side {
@@ -34,7 +35,6 @@ uint64_t rnd(void);
 float rnd_uniform(void); /* [0, 1) */
 float rnd_normal(void);
 float to_bf16(float v); /* rounded to nearest even */
-uint16_t bf16_bits(float v);
 /* n random normal values times `scale`, rounded to bf16; freed by drop_all */
 float *random_values(size_t n, float scale);
 void *host(size_t bytes); /* zeroed; freed by drop_all */

@@ -21,10 +21,10 @@ void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_par
 			for (size_t k = 0; k < words; k++)
 				weight[k] = (uint32_t)(rnd() >> 16);
 			for (size_t k = 0; k < (size_t)o * (in / group); k++)
-				scale[k] = bf16_bits(0.002f + 0.02f * rnd_uniform());
+				scale[k] = td_bf16(0.002f + 0.02f * rnd_uniform());
 		} else {
 			for (size_t k = 0; k < (size_t)o * in; k++)
-				((uint16_t *)weight)[k] = bf16_bits(((float)(rnd() >> 40) / 8388608.0f - 1) * 0.05f);
+				((uint16_t *)weight)[k] = td_bf16(((float)(rnd() >> 40) / 8388608.0f - 1) * 0.05f);
 		}
 		part[i] = (struct td_linear_part){.out = o, .weight = weight, .scale = scale};
 	}

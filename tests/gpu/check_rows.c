@@ -50,7 +50,7 @@ static void embed(int vocab, int cols, int rows)
 	char shape[96];
 
 	for (size_t i = 0; i < (size_t)vocab * cols; i++)
-		bits[i] = bf16_bits(x[i]);
+		bits[i] = td_bf16(x[i]);
 	for (int i = 0; i < rows; i++)
 		ids[i] = i == 0 ? vocab - 1 : (int32_t)(rnd() % (uint64_t)vocab);
 	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};

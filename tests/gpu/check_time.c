@@ -95,7 +95,7 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 	for (size_t i = 0; i < words / 2; i++) /* bf16: exponents kept small, or sums would overflow */
 		weight[i] = kind == TD_W_INT4 ? rnd() : (rnd() & 0x80ff80ff80ff80ffull) | 0x3c003c003c003c00ull;
 	for (size_t i = 0; i < (size_t)out * groups; i++)
-		scale[i] = bf16_bits(0.002f + 0.02f * rnd_uniform());
+		scale[i] = td_bf16(0.002f + 0.02f * rnd_uniform());
 	b->copies = (int)(cache_beats / bytes) + 1;
 	b->copies = b->copies > 64 ? 64 : b->copies;
 	for (int i = 0; i < b->copies; i++) {

@@ -63,26 +63,9 @@ float rnd_normal(void)
 	return sum;
 }
 
-uint16_t bf16_bits(float v)
-{
-	uint32_t u;
-
-	memcpy(&u, &v, 4);
-	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-
-static float from_bits(uint16_t b)
-{
-	uint32_t u = (uint32_t)b << 16;
-	float v;
-
-	memcpy(&v, &u, 4);
-	return v;
-}
-
 float to_bf16(float v)
 {
-	return from_bits(bf16_bits(v));
+	return td_bf16_float(td_bf16(v));
 }
 
 float *random_values(size_t n, float scale)
@@ -188,7 +171,7 @@ struct td_tensor put_act(struct side *s, const float *v, int rows, int cols, int
 	memset(wide, 0xff, (size_t)rows * ld * sizeof(*wide));
 	for (int r = 0; r < rows; r++)
 		for (int c = 0; c < cols; c++)
-			wide[(size_t)r * ld + c] = bf16_bits(v[(size_t)r * cols + c]);
+			wide[(size_t)r * ld + c] = td_bf16(v[(size_t)r * cols + c]);
 	t = tensor(put(s, wide, (size_t)rows * ld * sizeof(*wide)), TD_BF16, rows, cols, ld);
 	free(wide);
 	return t;
@@ -223,7 +206,7 @@ float *get_values(struct side *s, struct td_tensor t)
 		for (int c = 0; c < t.cols; c++) {
 			size_t at = (size_t)r * t.ld + c;
 
-			v[(size_t)r * t.cols + c] = t.dtype == TD_F32 ? ((float *)raw)[at] : from_bits(((uint16_t *)raw)[at]);
+			v[(size_t)r * t.cols + c] = t.dtype == TD_F32 ? ((float *)raw)[at] : td_bf16_float(((uint16_t *)raw)[at]);
 		}
 	free(raw);
 	return v;

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bf16.h"
 #include "engine/safetensors.h"
 #include "engine/tokenizer.h"
 #include "tests/lib/pair.h"
@@ -64,15 +65,6 @@ static void fail(struct check *c, const char *name, const char *fmt, ...)
 
 /* ---- probes ------------------------------------------------------------------------------------------------------------------------- */
 
-static float bf16(uint16_t v)
-{
-	uint32_t u = (uint32_t)v << 16;
-	float f;
-
-	memcpy(&f, &u, sizeof(f));
-	return f;
-}
-
 /* Appends the tensor's rows until the prompt's rows are complete: later passes (drafts, verify) are not looked at. */
 static void grab_rows(struct check *c, struct grab *g, struct td_tensor t, int want)
 {
@@ -93,7 +85,7 @@ static void grab_rows(struct check *c, struct grab *g, struct td_tensor t, int w
 			exit(1);
 		}
 		for (int i = 0; i < t.cols; i++)
-			g->data[(size_t)g->rows * (size_t)g->cols + (size_t)i] = size == 4 ? ((float *)raw)[i] : bf16(((uint16_t *)raw)[i]);
+			g->data[(size_t)g->rows * (size_t)g->cols + (size_t)i] = size == 4 ? ((float *)raw)[i] : td_bf16_float(((uint16_t *)raw)[i]);
 		g->rows++;
 	}
 	free(raw);

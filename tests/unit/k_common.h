@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/bf16.h"
 #include "kernels/kernels.h"
 
 #define UNUSED __attribute__((unused))
@@ -59,21 +60,6 @@ UNUSED static void k_fill(float *x, size_t n, float low, float high)
 {
 	for (size_t i = 0; i < n; i++)
 		x[i] = k_uniform(low, high);
-}
-UNUSED static uint16_t k_bf16(float x)
-{
-	uint32_t u;
-
-	memcpy(&u, &x, 4);
-	return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
-UNUSED static float k_from_bf16(uint16_t h)
-{
-	uint32_t u = (uint32_t)h << 16;
-	float x;
-
-	memcpy(&x, &u, 4);
-	return x;
 }
 
 /* Zeroed F32 tensor with rows `pad` floats apart from each other; free .data with free(). */

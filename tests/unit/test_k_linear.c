@@ -28,15 +28,15 @@ static void map_make(struct td_dev *dev, enum td_weight_kind kind, int out, int 
 			size_t at = (size_t)o * (size_t)in + (size_t)k;
 
 			if (kind == TD_W_BF16) {
-				m->bf16[at] = k_bf16(k_uniform(-1, 1));
-				m->dense[at] = k_from_bf16(m->bf16[at]);
+				m->bf16[at] = td_bf16(k_uniform(-1, 1));
+				m->dense[at] = td_bf16_float(m->bf16[at]);
 				continue;
 			}
 			if (k % 8 == 0)
 				m->words[at / 8] = (uint32_t)k_random();
 			if (k % group == 0)
-				m->scales[at / (size_t)group] = k_bf16(k_uniform(-0.2f, 0.2f));
-			m->dense[at] = ((int)(m->words[at / 8] >> 4 * (k % 8) & 15) - 8) * (double)k_from_bf16(m->scales[at / (size_t)group]);
+				m->scales[at / (size_t)group] = td_bf16(k_uniform(-0.2f, 0.2f));
+			m->dense[at] = ((int)(m->words[at / 8] >> 4 * (k % 8) & 15) - 8) * (double)td_bf16_float(m->scales[at / (size_t)group]);
 		}
 	m->w = (struct td_linear){ kind, in, out, group, ops->alloc(dev, bytes, &err) };
 	assert_non_null(m->w.data);

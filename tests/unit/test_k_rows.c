@@ -83,7 +83,7 @@ static void embedding(void **state)
 
 	(void)state;
 	for (int i = 0; i < 20; i++)
-		table[i] = k_bf16((float)i / 2);
+		table[i] = td_bf16((float)i / 2);
 	ops->embed(dev, t, ids, y);
 	for (int r = 0; r < 3; r++)
 		for (int c = 0; c < 4; c++)
