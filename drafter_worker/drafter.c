@@ -211,9 +211,9 @@ int td_drafter_work(struct td_drafter *d, struct td_error *err)
 	if ((rc = follow(d, s, err)))
 		return rc;
 	d->step++;
-	d->ops->flag_set(d->dev, &d->shm->drafter, next, &d->shm->bell_target);
 	atomic_fetch_add(&d->shm->stats_drafter.progress, 1);
 	atomic_fetch_add(&d->shm->stats_drafter.steps, 1);
 	atomic_fetch_add(&d->shm->stats_drafter.step_us, td_now_us() - before);
+	d->ops->flag_set(d->dev, &d->shm->drafter, next, &d->shm->bell_target); /* last: the target may take this processor at once */
 	return 1;
 }
