@@ -53,7 +53,7 @@ static const struct setting settings[] = {
 	{"engine", "context", INT, AT(context), TD_PAGE, 1 << 22, "auto", "tokens of prompt and answer together, a multiple of 64; auto: the model's, at most 4096", NULL},
 	{"engine", "kv_tokens", INT, AT(kv_tokens), TD_PAGE, 1 << 28, "auto", "tokens of cache for all slots; auto: slots * context", NULL},
 	{"engine", "chunk", INT, AT(chunk), 64, 65536, "256", "prompt tokens of one step, a multiple of 64", NULL},
-	{"engine", "draft_tokens", INT, AT(draft_tokens), 0, TD_DRAFT_MAX, "auto", "drafts per step; auto: the drafter's block - 1; 0: no speculation", NULL},
+	{"engine", "draft_tokens", INT, AT(draft_tokens), 0, TD_DRAFT_MAX, "auto", "drafts per step; auto: the drafter's block - 1, on the CPU 4 unless a request asks for more; 0: no speculation", NULL},
 	{"engine", "threads", INT, AT(threads), 0, 1024, "0", "of each worker on the CPU; 0: one per processor", NULL},
 	{"engine", "target_worker", TEXT, AT(target_worker), 0, 0, "", "executable; empty: tandem-target beside tandemd, or in ../lib/tandem", NULL},
 	{"engine", "drafter_worker", TEXT, AT(drafter_worker), 0, 0, "", "executable; empty: tandem-drafter beside tandemd, or in ../lib/tandem", NULL},

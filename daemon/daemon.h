@@ -90,7 +90,7 @@ struct td_model {
 	const char *device; /* "cpu" or "cuda" */
 	struct td_shm_config shm;
 	int kv_pages;
-	int k; /* drafts per step, 0 without drafter */
+	int k, k_max; /* drafts per step: of a request that does not say, and the most of one that does; 0 without drafter */
 	char *target_worker, *drafter_worker; /* executables */
 };
 

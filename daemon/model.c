@@ -16,7 +16,7 @@
 #include "engine/log.h"
 #include "engine/memplan.h"
 
-enum { DEFAULT_CONTEXT = 4096, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
+enum { DEFAULT_CONTEXT = 4096, CPU_DRAFTS = 4, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
 
 char *td_model_beside(const char *name)
 {
@@ -137,6 +137,18 @@ static int plan_context(const struct td_daemon_config *c, struct td_model *m, st
 	return 0;
 }
 
+/* A row more costs a GPU almost nothing and the CPU its whole price, so there a short draft is the best one for most texts (bench/LOG.md). */
+static int plan_drafts(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	int most = m->has_drafter ? m->drafter.block - 1 : 0;
+
+	if (m->has_drafter && c->draft_tokens > most)
+		return td_error_set(err, TD_E_INVALID, "engine.draft_tokens = %d: the drafter's block of %d gives at most %d", c->draft_tokens, m->drafter.block, most);
+	m->k_max = c->draft_tokens == TD_AUTO ? most : c->draft_tokens < most ? c->draft_tokens : most;
+	m->k = c->draft_tokens == TD_AUTO && m->shm.host_exchange && most > CPU_DRAFTS ? CPU_DRAFTS : m->k_max;
+	return 0;
+}
+
 static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	int64_t kv;
@@ -150,13 +162,6 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 	if (kv / TD_PAGE > INT_MAX / 2)
 		return td_error_set(err, TD_E_INVALID, "engine.slots * engine.context is too large");
 	m->kv_pages = (int)(kv / TD_PAGE);
-	m->k = 0;
-	if (m->has_drafter) {
-		m->k = c->draft_tokens == TD_AUTO ? m->drafter.block - 1 : c->draft_tokens;
-		if (m->k > m->drafter.block - 1)
-			return td_error_set(err, TD_E_INVALID, "engine.draft_tokens = %d: the drafter's block of %d gives at most %d", m->k, m->drafter.block,
-					    m->drafter.block - 1);
-	}
 	m->shm.slots = c->slots;
 	m->shm.vocab = m->target.vocab;
 	m->shm.features = m->has_drafter ? m->drafter.n_taps * m->target.hidden : 0;
@@ -164,6 +169,8 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 	m->shm.feature_rows = c->chunk > c->slots * TD_BLOCK_MAX ? c->chunk : c->slots * TD_BLOCK_MAX;
 	m->device = td_device_choose(c->device);
 	m->shm.host_exchange = strcmp(m->device, "cuda") != 0;
+	if ((rc = plan_drafts(c, m, err)))
+		return rc;
 	m->thinking_default = !strcmp(c->thinking, "auto") ? m->target.hidden >= THINKING_HIDDEN : !strcmp(c->thinking, "on");
 	return 0;
 }

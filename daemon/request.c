@@ -215,7 +215,7 @@ static int read_lengths(const struct td_daemon_config *c, const struct td_model 
 	r->max_total = r->log.n_prompt + (most < room ? most : room);
 	if (s->has_draft_tokens && (s->draft_tokens < 0 || s->draft_tokens > TD_DRAFT_MAX))
 		return td_error_set(err, TD_E_INVALID, "draft_tokens is %d; it must be from 0 to %d", s->draft_tokens, TD_DRAFT_MAX);
-	r->k = s->has_draft_tokens && s->draft_tokens < m->k ? s->draft_tokens : m->k;
+	r->k = !s->has_draft_tokens ? m->k : s->draft_tokens < m->k_max ? s->draft_tokens : m->k_max;
 	return 0;
 }
 

@@ -61,7 +61,8 @@ static void test_model(void **state)
 	assert_int_equal(model.shm.features, 3 * 512);
 	assert_int_equal(model.shm.feature_rows, 256);
 	assert_int_equal(model.kv_pages, 4 * 256 / 64);
-	assert_int_equal(model.k, 15);
+	assert_int_equal(model.k, 4);
+	assert_int_equal(model.k_max, 15);
 	assert_int_equal(model.shm.host_exchange, 1);
 	assert_int_equal(model.n_end, 2); /* <|im_end|> is one of config.json's */
 	assert_int_equal(model.thinking_default, 0);
@@ -82,7 +83,7 @@ static void test_defaults(void **state)
 	assert_true(a->sampling.repetition == 1.0f);
 	assert_int_equal(a->sampling.logprobs, -1);
 	assert_int_equal(a->max_total, 256);
-	assert_int_equal(a->k, 15);
+	assert_int_equal(a->k, 4);
 	assert_int_equal(a->n_stop_ids, 2);
 	assert_int_equal(a->stream, 1);
 	assert_true(a->sampling.seed != b->sampling.seed);
