@@ -227,39 +227,42 @@ static int drafter_owes(const struct td_daemon *d)
 {
 	uint64_t target = atomic_load(&d->shm->target.value);
 
-	return target >> 32 == d->epoch && atomic_load(&d->shm->drafter.value) < target;
+	return d->drafter.state == TD_CHILD_READY && target >> 32 == d->epoch && atomic_load(&d->shm->drafter.value) < target;
 }
 
-/* 1 when the worker has had work and has got nothing done for watchdog_s. */
-static int is_stalled(struct td_child *c, uint64_t now)
+/* Somebody's answer waits for the target: a slot is occupied and not paused, a command has not been taken, or it says so itself. What it says is not
+ * enough: one that was stopped while it waited for the drafter says that it has nothing to do. */
+static int target_has_work(const struct td_daemon *d)
 {
-	struct td_shm *shm = c->d->shm;
-	int is_target = c == &c->d->target;
-	struct td_worker_stats *st = is_target ? &shm->stats_target : &shm->stats_drafter;
-	uint64_t progress = atomic_load(&st->progress);
-	int work = atomic_load(&st->busy) != 0;
+	const struct td_ring *ring = &d->shm->to_target;
 
-	if (is_target)
-		work |= atomic_load(&shm->to_target.head) != atomic_load(&shm->to_target.tail);
-	else
-		work |= drafter_owes(c->d);
-	if (!work || progress != c->progress || c->progress_us == 0) {
+	for (int i = 0; i < d->model.shm.slots; i++)
+		if (d->slot[i].busy && (d->slot[i].cancel || !d->slot[i].pause_told))
+			return 1;
+	return atomic_load(&d->shm->stats_target.busy) != 0 || atomic_load(&ring->head) != atomic_load(&ring->tail);
+}
+
+/* 1 when the worker got nothing done for watchdog_s although it was its turn, `turn` being how it is now. */
+static int is_stalled(struct td_child *c, const struct td_worker_stats *st, int turn, uint64_t now)
+{
+	uint64_t progress = atomic_load(&st->progress);
+
+	if (!turn || progress != c->progress || c->progress_us == 0) {
 		c->progress = progress;
 		c->progress_us = now;
 	}
-	return now - c->progress_us > (uint64_t)c->d->cfg.watchdog_s * S;
+	return c->state == TD_CHILD_READY && !c->reset_wait && now > c->progress_us + (uint64_t)c->d->cfg.watchdog_s * S;
 }
 
-/* Each waits for the other inside a cycle, so both stand still when one hangs. The flags tell who owes the next step. */
+/* Each waits for the other inside a cycle, so both stand still when one hangs. The flags tell who owes the next step: as long as that is the drafter its
+ * timer runs and the target's does not; else it is the target's turn whenever there is work. So a standstill always ends with somebody replaced. */
 static void watchdog(struct td_daemon *d, uint64_t now)
 {
-	int limit = d->cfg.watchdog_s;
-	int target = d->target.state == TD_CHILD_READY && !d->target.reset_wait && is_stalled(&d->target, now);
-	int drafter = d->drafter.state == TD_CHILD_READY && !d->drafter.reset_wait && is_stalled(&d->drafter, now);
+	int limit = d->cfg.watchdog_s, owes = drafter_owes(d);
 
-	if (drafter && drafter_owes(d))
+	if (is_stalled(&d->drafter, &d->shm->stats_drafter, owes, now))
 		td_child_kill(&d->drafter, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
-	else if (target)
+	if (is_stalled(&d->target, &d->shm->stats_target, !owes && target_has_work(d), now))
 		td_child_kill(&d->target, TD_E_DEADLINE, "it has had work and made no progress for %d s", limit);
 }
 

@@ -476,9 +476,10 @@ static void command(const struct td_record *rec)
 		s->paused = rec->kind == TD_REC_PAUSE;
 }
 
-/* Waits for a step of the drafter; 0 when the epoch ended meanwhile. */
+/* Waits for a step of the drafter, and says meanwhile that it is not busy itself; 0 when the epoch ended. */
 static int wait_drafter(uint32_t step)
 {
+	atomic_store(&w.stats->busy, 0);
 	for (;;) {
 		uint32_t seen = atomic_load(&w.bell->count);
 
@@ -486,6 +487,7 @@ static int wait_drafter(uint32_t step)
 			break;
 		td_bell_wait(w.bell, seen, WAIT_MS);
 	}
+	atomic_store(&w.stats->busy, 1);
 	return atomic_load(&w.shm->epoch) == w.epoch;
 }
 
