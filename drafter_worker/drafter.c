@@ -71,6 +71,24 @@ static int take_cache(struct td_drafter *d, struct td_error *err)
 	return 0;
 }
 
+/* A step on nothing, so that the device's libraries load their code before the first request. What it leaves in slot 0 goes when a request starts. */
+static int warm(struct td_drafter *d, struct td_error *err)
+{
+	struct td_seq seq = {.rows = d->rows_max < d->shm->cfg.context ? d->rows_max : d->shm->cfg.context, .commit = 1};
+	struct td_batch b = {.n_seq = 1, .n_rows = seq.rows, .max_rows = seq.rows, .max_ctx = seq.rows, .seq = &seq};
+	struct td_tensor features = {d->o.exchange.features[0], d->ops->act, seq.rows, d->shm->cfg.features, d->shm->cfg.features};
+	const struct td_sampling greedy = {.top_p = 1, .repetition = 1, .logprobs = -1};
+
+	d->ops->upload(d->dev, d->sampling, &greedy, sizeof(greedy));
+	d->ops->batch_set(d->dev, &b);
+	td__drafter_append(d, &b, features);
+	seq = (struct td_seq){.rows = d->w->cfg.block};
+	b = (struct td_batch){.n_seq = 1, .n_rows = seq.rows, .max_rows = seq.rows, .max_ctx = seq.rows, .seq = &seq};
+	d->ops->batch_set(d->dev, &b);
+	td__drafter_block(d, &b);
+	return d->ops->sync(d->dev, err);
+}
+
 int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **out, struct td_error *err)
 {
 	struct td_drafter *d = calloc(1, sizeof(*d));
@@ -87,7 +105,7 @@ int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **
 	d->rows_max = opt->shm->cfg.feature_rows;
 	d->block_rows = d->n_slots * TD_BLOCK_MAX;
 	d->epoch = atomic_load(&opt->shm->epoch);
-	if ((rc = take_buffers(d, err)) || (rc = take_cache(d, err))) {
+	if ((rc = take_buffers(d, err)) || (rc = take_cache(d, err)) || (d->ops->lend && (rc = warm(d, err)))) {
 		td_drafter_destroy(d);
 		return rc;
 	}

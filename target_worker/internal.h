@@ -77,6 +77,8 @@ void td__target_forward(struct td_target *t, const struct td_batch *b, struct td
 struct td_tensor td__target_head(struct td_target *t, struct td_tensor rows);
 
 /* step.c */
+/* One step of each kind on nothing, so that the device's libraries load their code before the first request; its traces go when a request starts. */
+int td__target_warm(struct td_target *t, struct td_error *err);
 int td__target_prefill(struct td_target *t, struct td_error *err); /* 1 done, 0 nothing to prefill */
 int td__target_decode(struct td_target *t, struct td_error *err); /* verify or refeed */
 int td__target_decode_ready(const struct td_target *t); /* 0 none, 1 ready, -1 waiting for the drafter */

@@ -361,3 +361,25 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 	add(&t->shm->stats_target.commit_us, t->ended_us - forward);
 	return 1;
 }
+
+int td__target_warm(struct td_target *t, struct td_error *err)
+{
+	int room = t->rows_max < t->shm->cfg.context ? t->rows_max : t->shm->cfg.context, rows = room < PREFILL_UNIT ? room : PREFILL_UNIT;
+	const struct td_sampling greedy = {.top_p = 1, .repetition = 1, .logprobs = -1};
+	struct td_tensor none = {0};
+	struct plan p = {0};
+
+	t->ops->upload(t->dev, t->sampling, &greedy, sizeof(greedy));
+	p.batch.seq = p.seq;
+	plan_add(&p, 0, rows, 0, 0, 1);
+	t->ops->batch_set(t->dev, &p.batch);
+	td__target_forward(t, &p.batch, none);
+	p = (struct plan){0};
+	p.batch.seq = p.seq;
+	plan_add(&p, 0, TD_BLOCK_MAX, 0, 0, 0);
+	t->ops->batch_set(t->dev, &p.batch);
+	td__target_forward(t, &p.batch, none);
+	t->ops->accept(t->dev, &p.batch, td__target_head(t, td_rows(t->x, 0, TD_BLOCK_MAX)), t->o.vocab_real, t->sampling, t->o.exchange.draft,
+		       t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
+	return t->ops->sync(t->dev, err);
+}

@@ -84,7 +84,7 @@ int td_target_create(const struct td_target_options *opt, struct td_target **out
 	t->block_rows = t->n_slots * TD_BLOCK_MAX;
 	t->rows_max = opt->shm->cfg.chunk > t->block_rows ? opt->shm->cfg.chunk : t->block_rows;
 	t->epoch = atomic_load(&opt->shm->epoch);
-	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err))) {
+	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err)) || (t->ops->lend && (rc = td__target_warm(t, err)))) {
 		td_target_destroy(t);
 		return rc;
 	}

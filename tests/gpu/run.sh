@@ -44,13 +44,16 @@ sed -n 's/^under test: //p' "$out"
 one "operations against the CPU" 180 'lines, ' "$B/tests/ops_check"
 [ -z "${TIMES:-}" ] || one "times of the operations" 180 . "$B/tests/ops_check" --time
 
+reference=tests/data/reference_int4.json
+[ ! -e "$SHARED/reference/int4.json" ] || reference=$SHARED/reference/int4.json
 files=
 for f in shell gsm8k humaneval; do
 	[ ! -e "$SHARED/prompts/$f.json" ] || files="$files $SHARED/prompts/$f.json"
 done
 for weights in file bf16; do
-	[ ! -e "$SHARED/reference/int4.json" ] || one "reference values, weights $weights" 120 'mean acceptance|prompts: ' \
-		"$B/tests/reference_check" $PAIR --device cuda --weights $weights --margin 0.05 --tolerance 0.02 --acceptance 0.03 "$SHARED/reference/int4.json"
+	# BF16 activations leave about 1 % on the drafter's logits: drafts by a wider margin, and how many lie between
+	one "reference values, weights $weights" 120 'mean acceptance|prompts: |least margin' \
+		"$B/tests/reference_check" $PAIR --device cuda --weights $weights --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --acceptance 0.03 "$reference"
 	one "losslessness, weights $weights" 180 'comparisons|prompts|^K=' "$B/tests/test_lossless" --device cuda --weights $weights --limit 20 $files
 done
 for t in tests/gpu/test_*.sh; do
@@ -59,8 +62,8 @@ for t in tests/gpu/test_*.sh; do
 done
 if [ -n "${SANITIZE:-}" ]; then
 	for tool in memcheck racecheck; do
-		one "compute-sanitizer $tool, lossless" 300 'ERROR SUMMARY|RACECHECK SUMMARY|comparisons' \
-			compute-sanitizer --tool $tool --error-exitcode 9 "$B/tests/test_lossless" --device cuda --limit 1 --tokens 6
+		one "compute-sanitizer $tool, the tiny pair" 200 'ERROR SUMMARY|RACECHECK SUMMARY|prompts: ' compute-sanitizer --tool $tool --error-exitcode 9 \
+			"$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --limit 1 tests/data/reference_int4.json
 		one "compute-sanitizer $tool, sampling" 300 'ERROR SUMMARY|RACECHECK SUMMARY|lines' \
 			compute-sanitizer --tool $tool --error-exitcode 9 "$B/tests/ops_check" --only sample
 	done

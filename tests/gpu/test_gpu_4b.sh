@@ -1,6 +1,6 @@
 # limit: 150
 # The synthetic 4B pair: fits where it must, serves prompts of 64, 2,048 and 8,192 tokens, takes the memory that was planned, survives a kill; and the
-# first figures, each next to its roof: bytes over READ_GBS, operations over TFLOPS of the device.
+# first figures, each next to its roof: bytes over READ_GBS, operations over TFLOPS of the device (the H200's, measured; others: set them).
 . "$(dirname "$0")/gpu_lib.sh"
 : "${READ_GBS:=4240}" "${TFLOPS:=790}"
 text() { # tokens, about
@@ -20,7 +20,7 @@ for n in 64 2048 8192; do
 	[ $tokens -ge $((n - 8)) ] && [ $tokens -le $((n + 8)) ] || fail "$tokens tokens instead of $n"
 	grep -q '"output_tokens": *64' "$T/answer" || fail "no 64 tokens: $(cat "$T/answer")"
 	kv=$((tokens * 32768))
-	line "$n: prefill of $tokens" $(($(figure_of target prefill_us) - q0)) "$(awk "BEGIN { f = 2 * $body * 2 * $tokens / $TFLOPS / 1e6; b = ($body + $head) / $READ_GBS / 1e3; print f > b ? f : b }")"
+	line "$n: prefill of $tokens" $(($(figure_of target prefill_us) - q0)) "$(awk "BEGIN { f = 2 * $body * 2 * $tokens / $TFLOPS / 1e6; b = ($body + $head) / $READ_GBS / 1e3; print (f > b) ? f : b }")"
 	line "$n: verify of 16 rows" "$(awk "BEGIN { print ($(figure_of target step_us) - $u0) / $steps }")" "$(awk "BEGIN { print ($body + $kv + 5e7) / $READ_GBS / 1e3 }")"
 	line "$n: head, accept, records" "$(awk "BEGIN { print ($(figure_of target commit_us) - $c0) / $steps }")" "$(awk "BEGIN { print $head / $READ_GBS / 1e3 }")"
 	line "$n: draft, appending with it" "$(awk "BEGIN { print ($(figure_of drafter step_us) - $e0) / ($(figure_of drafter steps) - $d0) }")" "$(awk "BEGIN { print ($draft + $head) / $READ_GBS / 1e3 }")"

@@ -1,12 +1,13 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--tolerance 1e-3]
- *                   [--acceptance 0.03] JSON
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--draft-margin M]
+ *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
- * while its margin exceeds --margin; every draft and accepted count of a step whose margins do; every tensor row within --tolerance
+ * while its margin exceeds --margin; every draft and accepted count of a step whose margins do (exceed --draft-margin, which is --margin
+ * unless given; those between the two that differ are counted); every tensor row within --tolerance
  * (norm of the difference over norm of the reference). A token or draft under the margin may differ: then the comparison of that prompt ends there
  * (said in the summary). With --acceptance, the mean acceptance length over the prompts, each up to there, must lie so near the reference's mean, as a
  * part of it.
@@ -34,7 +35,7 @@ struct check {
 	struct pair pair;
 	struct td_tokenizer *tok;
 	struct td_st *st;
-	double margin, tolerance, acceptance;
+	double margin, draft_margin, tolerance, acceptance;
 	/* probes of the running prompt */
 	int want_rows;
 	struct grab hidden[TD_LAYERS_MAX + 1], features, logits, draft_logits;
@@ -43,7 +44,7 @@ struct check {
 	struct td_draft last;
 	int have_last;
 	/* totals */
-	int failures, tokens, steps, tensors, ended_early;
+	int failures, tokens, steps, tensors, ended_early, close; /* close: drafts that differ between the two margins */
 	double worst, lengths, lengths_want; /* sums of acceptance lengths */
 	int n_lengths;
 	uint64_t allocations; /* when the first prompt was done */
@@ -265,11 +266,12 @@ static void check_steps(struct check *c, const char *name, const json_t *p, int 
 		for (int k = 0; k < n; k++) {
 			if (c->drafts[s][k] == want[k])
 				continue;
-			if (margin > c->margin) {
+			if (margin > c->draft_margin) {
 				fail(c, name, "step at %d: draft %d is %d, the reference has %d (least margin %.4f)", pos, k, c->drafts[s][k], want[k], margin);
 				return;
 			}
-			c->ended_early++;
+			c->close += margin > c->margin;
+			c->ended_early += margin <= c->margin;
 			goto next;
 		}
 		if (c->accepted[s] != accepted) {
@@ -397,20 +399,20 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--tolerance T] [--acceptance A]\n                       JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] JSON\n");
 	exit(2);
 }
 
 int main(int argc, char **argv)
 {
-	static struct check c = {.margin = 0.01, .tolerance = 1e-3};
+	static struct check c = {.margin = 0.01, .draft_margin = -1, .tolerance = 1e-3};
 	struct pair_options o = {.device = "cpu", .slots = 1, .context = ROWS_MAX * 2, .chunk = ROWS_MAX, .target_probe = target_probe,
 				 .drafter_probe = drafter_probe, .probe_ctx = &c};
 	const char *tokenizer = NULL, *file = NULL;
 	struct td_error err;
 	json_error_t jerr;
 	json_t *root, *p;
-	size_t i;
+	size_t i, limit = SIZE_MAX;
 
 	for (int a = 1; a < argc; a++) {
 		const char *value = a + 1 < argc ? argv[a + 1] : NULL;
@@ -433,6 +435,10 @@ int main(int argc, char **argv)
 			o.expand = !strcmp(value, "bf16");
 		else if (!strcmp(argv[a], "--margin"))
 			c.margin = atof(value);
+		else if (!strcmp(argv[a], "--draft-margin"))
+			c.draft_margin = atof(value);
+		else if (!strcmp(argv[a], "--limit"))
+			limit = strtoul(value, NULL, 10);
 		else if (!strcmp(argv[a], "--tolerance"))
 			c.tolerance = atof(value);
 		else if (!strcmp(argv[a], "--acceptance"))
@@ -454,7 +460,11 @@ int main(int argc, char **argv)
 	}
 	open_tensors(&c, file);
 	pair_open(&c.pair, &o);
+	if (c.draft_margin < 0)
+		c.draft_margin = c.margin;
 	json_array_foreach(root, i, p) {
+		if (i == limit)
+			break;
 		check_prompt(&c, p);
 		if (!i)
 			c.allocations = pair_allocations(&c.pair);
@@ -462,6 +472,8 @@ int main(int argc, char **argv)
 	if (pair_allocations(&c.pair) != c.allocations)
 		fail(&c, "all", "%llu allocations on the device after the first prompt", (unsigned long long)(pair_allocations(&c.pair) - c.allocations));
 	check_acceptance(&c);
+	if (c.draft_margin > c.margin)
+		printf("steps whose least margin lies between %g and %g with a draft that differs: %d\n", c.margin, c.draft_margin, c.close);
 	printf("%zu prompts: %d tokens, %d steps, %d tensors agree (largest relative error %.3g at %s); %d comparisons ended at a margin <= %g\n", i, c.tokens,
 	       c.steps, c.tensors, c.worst, c.worst_name, c.ended_early, c.margin);
 	pair_close(&c.pair);
