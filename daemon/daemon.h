@@ -240,7 +240,7 @@ struct td_request {
 	uint64_t deadline_us; /* 0 = none */
 	/* how it goes */
 	int slot; /* -1 when not running */
-	int barren; /* workers' deaths since its last token */
+	int barren, lone; /* workers' deaths since its last token; of these, while it ran alone as a suspect */
 	Tandem__FinishReason finish; /* when ENDED and code is 0 */
 	struct td_error error; /* code != 0: ended by an error */
 	uint64_t arrived_us, queued_us, queue_sum_us, started_us, first_us, last_us;

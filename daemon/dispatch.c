@@ -195,7 +195,7 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 	if (again) {
 		td_request_unretire(d, r);
 		r->error.code = 0;
-		r->barren = 0;
+		r->barren = r->lone = 0;
 		enqueue(d, r);
 	}
 	send_accepted(s, r);

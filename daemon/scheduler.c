@@ -13,8 +13,10 @@
 #include "daemon/daemon.h"
 #include "engine/log.h"
 
-/* Deaths that a request lives through without a token between. From ALONE on it runs alone, so that the cause is found and the others are cleared. */
-enum { BARREN_ALONE = 2, BARREN_MAX = 3 };
+/* A worker's death says little of a request that ran in company, so no death of that kind ends one. From SUSPECT deaths on without a token between it
+ * runs alone, suspects one after the other, those first that were alone at fewer deaths: the cause is found, and the others are cleared by their first
+ * token. LONE deaths of that kind are the end. */
+enum { DEATHS_SUSPECT = 2, DEATHS_LONE = 2 };
 
 int td_scheduler_used(const struct td_daemon *d)
 {
@@ -51,19 +53,35 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	memcpy(td_shm_ids(d->shm, slot), r->log.ids, (size_t)r->log.n * sizeof(int32_t));
 }
 
+static int is_suspect(const struct td_request *r)
+{
+	return r->barren >= DEATHS_SUSPECT;
+}
+
 /* 1 while a suspect waits for the slots to empty, or runs. */
 static int must_wait_alone(const struct td_daemon *d, const struct td_request *r)
 {
 	for (int i = 0; i < d->model.shm.slots; i++)
-		if (d->slot[i].busy && (r->barren >= BARREN_ALONE || (d->slot[i].request && d->slot[i].request->barren >= BARREN_ALONE)))
+		if (d->slot[i].busy && (is_suspect(r) || (d->slot[i].request && is_suspect(d->slot[i].request))))
 			return 1;
 	return 0;
 }
 
-/* 1 when the head of the queue got a slot. Only the head is tried: the order of arrival is kept even when a smaller one would fit. */
+/* Who is next: the head of the queue, but a suspect lets those go first that were alone at fewer deaths. Newcomers are no suspects: none overtakes. */
+static struct td_request *next_of(const struct td_queue *q)
+{
+	struct td_request *first = q->head;
+
+	for (struct td_request *r = first; first && is_suspect(first) && r; r = r->queue_next)
+		if (is_suspect(r) && r->lone < first->lone)
+			first = r;
+	return first;
+}
+
+/* 1 when the next of the queue got a slot. Only that one is tried: the order of arrival is kept even when a smaller one would fit. */
 static int start_next(struct td_daemon *d)
 {
-	struct td_request *r = d->queue.head;
+	struct td_request *r = next_of(&d->queue);
 	int pages, slot = 0;
 	uint64_t now = td_now_us();
 
@@ -143,6 +161,8 @@ static void free_slot(struct td_daemon *d, struct td_slot *s)
 
 void td_scheduler_reset(struct td_daemon *d)
 {
+	int alone = td_scheduler_used(d) == 1; /* work for a client that hung up is company, too */
+
 	for (int i = 0; i < d->model.shm.slots; i++) {
 		struct td_request *r = d->slot[i].request;
 
@@ -154,9 +174,11 @@ void td_scheduler_reset(struct td_daemon *d)
 		r->state = TD_REQ_QUEUED;
 		r->queued_us = td_now_us();
 		td_queue_add(&d->queue, r);
-		if (++r->barren >= BARREN_MAX)
-			td_request_fail(d, r, TD_E_WORKER, "a worker died %d times in a row while this request ran, the last time alone, without a token between",
-					BARREN_MAX);
+		r->lone += alone && is_suspect(r);
+		r->barren++;
+		if (r->lone >= DEATHS_LONE)
+			td_request_fail(d, r, TD_E_WORKER, "a worker died %d times in a row while this request ran, the last %d times alone, without a token between",
+					r->barren, r->lone);
 	}
 	d->pages_used = 0;
 }
@@ -187,7 +209,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 	if (!r->first_us)
 		r->first_us = now;
 	r->last_us = now;
-	r->barren = 0;
+	r->barren = r->lone = 0;
 	d->count.commits++;
 	d->count.output_tokens += (uint64_t)appended;
 	if (!rec->reason)

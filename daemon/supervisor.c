@@ -25,6 +25,8 @@ enum {
 	RETRY_FAILED_US = 30 * S,
 	FAILURES_WINDOW_US = 60 * S,
 	FAILURES_MAX = 5,
+	AT_WORK_MAX = 20, /* deaths in a row, the last one over a request: these are charged to requests first (scheduler.c), which ends most such rows */
+	AT_WORK_STEPS = 2, /* of the growing delay */
 	PAUSE_US = 2 * S, /* a longer time between two checks means that we stood still ourselves */
 	REAP_US = 5 * S, /* a worker that said Failure ends by itself within this */
 };
@@ -132,17 +134,20 @@ static void give_up(struct td_child *c)
 	c->retry_us = td_now_us() + RETRY_FAILED_US;
 	HASH_ITER(hh, d->requests, r, next)
 		if (r->state == TD_REQ_QUEUED)
-			td_request_fail(d, r, TD_E_WORKER, "the %s worker cannot be had: %s; it is tried again every %d s", c->name, c->why_text,
-					RETRY_FAILED_US / S);
+			td_request_fail(d, r, c->why == TD_E_MISMATCH ? TD_E_MISMATCH : TD_E_WORKER, "the %s worker cannot be had: %s; it is tried again every %d s",
+					c->name, c->why_text, RETRY_FAILED_US / S);
 }
 
-/* When the next life begins. */
-static void note_failure(struct td_child *c)
+/* When the next life begins. `at_work`: it was ready and had a request. */
+static void note_failure(struct td_child *c, int at_work)
 {
 	static const int delay_ms[] = {0, 500, 1000, 2000, 4000, 8000, 16000, 30000};
 	int last = (int)(sizeof(delay_ms) / sizeof(*delay_ms)) - 1, step = c->failures < last ? c->failures : last;
 	uint64_t now = td_now_us(), fifth_last;
+	int often;
 
+	if (at_work && step > AT_WORK_STEPS)
+		step = AT_WORK_STEPS;
 	td_log(TD_LOG_ERROR, "the %s worker is gone: %s", c->name, c->why_text);
 	snprintf(c->d->last_error, sizeof(c->d->last_error), "%s: %.400s", c->name, c->why_text);
 	fifth_last = c->failed_at_us[c->failures % FAILURES_MAX];
@@ -150,7 +155,8 @@ static void note_failure(struct td_child *c)
 	c->failures++;
 	c->retry_us = now + (uint64_t)delay_ms[step] * 1000;
 	do_without(c);
-	if (c->failed || is_lasting(c->why) || is_no_gpu(c) || (c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US))
+	often = at_work ? c->failures > AT_WORK_MAX : c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US;
+	if (c->failed || is_lasting(c->why) || is_no_gpu(c) || often)
 		give_up(c);
 }
 
@@ -182,7 +188,7 @@ static void take_along(struct td_child *c)
 void td_child_gone(struct td_child *c)
 {
 	struct td_daemon *d = c->d;
-	int was_ready = c->was_ready;
+	int was_ready = c->was_ready, at_work = was_ready && td_scheduler_used(d) > 0;
 
 	if (c == &d->target && c->state == TD_CHILD_READY)
 		td_scheduler_read_target(d); /* it died between two records: those that are whole count */
@@ -199,7 +205,7 @@ void td_child_gone(struct td_child *c)
 	if (was_ready)
 		raise_epoch(d);
 	if (c->why != TD_E_STALE)
-		note_failure(c);
+		note_failure(c, at_work);
 	td_supervisor_check(d, td_now_us());
 }
 
@@ -303,7 +309,7 @@ static void spawn(struct td_child *c)
 	}
 	c->why = err.code;
 	snprintf(c->why_text, sizeof(c->why_text), "%s", err.text);
-	note_failure(c);
+	note_failure(c, 0);
 }
 
 static void check(struct td_child *c, uint64_t now)

@@ -140,7 +140,7 @@ restarts 'restarts_drafter=1' "arena not taken over"
 restarts 'imported_target=0' "arena not taken over"
 stop
 
-# ---- a request that kills its worker each time is found out and given up; those beside it go on
+# ---- a request that kills its worker each time is found out and given up; those beside it go on, suspects like it
 FAKE_TARGET=step_us=1000,poison=999
 start $START
 raw <<'END'
@@ -149,11 +149,35 @@ greet 0
 gen tag=1 ids=300,301 max_tokens=50 draft_tokens=0
 gen tag=2 ids=999,300 max_tokens=50
 gen tag=3 ids=302,303 max_tokens=50
-until "tag=2 error code=worker_failed text=a worker died 3 times in a row while this request ran, the last time alone"
-until "tag=3 finish reason=2 stop=- prompt=2 output=50"
+until "tag=2 error code=worker_failed text=a worker died 4 times in a row while this request ran, the last 2 times alone"
+status tag=9
+until "tag=9 status"
+use 0
 total tag=1
+gen tag=4 ids=302,303 max_tokens=50
+until "tag=4 finish reason=2"
 total tag=3
 END
 [ "$(totals | grep -c ' n=50 gap=0 ')" = 2 ] || fail "the others suffered: $(totals)"
+stop
+
+# ---- workers killed from outside again and again, before anybody got a token: nobody is at fault, nobody is lost
+FAKE_TARGET=step_us=150000 FAKE_DRAFTER=step_us=500
+start --engine.slots=8
+{
+	echo 'greet 1'
+	echo 'greet 0'
+	echo 'timeout 30000'
+	for i in 1 2 3 4 5 6 7 8; do echo "gen tag=$i ids=30$i,300*299 max_tokens=2 draft_tokens=0"; done
+	echo 'use 1'
+	for i in 1 2 3 4 5 6; do
+		echo 'wait_status "state=ready"'
+		echo 'sleep 100'
+		echo 'kill target 9'
+		echo "wait_status restarts_target=$i"
+	done
+	echo 'wait_status "finished=8 cancelled=0 failed=0"'
+} >"$T/script"
+raw <"$T/script"
 stop
 echo "the same answers whatever happens to the workers"
