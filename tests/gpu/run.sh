@@ -60,12 +60,20 @@ for t in tests/gpu/test_*.sh; do
 	limit=$(sed -n 's/^# limit: \([0-9]*\).*/\1/p' "$t" | head -n 1)
 	one "$(basename "$t" .sh)" "${limit:-120}" . sh "$t"
 done
+sanitized() { # tool, what, seconds, command...
+	what="compute-sanitizer $1, $2" tool=$1 limit=$3
+	shift 3
+	one "$what" "$limit" 'ERROR SUMMARY|RACECHECK SUMMARY|lines,|prompts: ' compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
+}
 if [ -n "${SANITIZE:-}" ]; then
 	for tool in memcheck racecheck; do
-		one "compute-sanitizer $tool, the tiny pair" 200 'ERROR SUMMARY|RACECHECK SUMMARY|prompts: ' compute-sanitizer --tool $tool --error-exitcode 9 \
-			"$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --limit 1 tests/data/reference_int4.json
-		one "compute-sanitizer $tool, sampling" 300 'ERROR SUMMARY|RACECHECK SUMMARY|lines' \
-			compute-sanitizer --tool $tool --error-exitcode 9 "$B/tests/ops_check" --only sample
+		for part in rows gdn attention draft sample; do
+			sanitized $tool $part 120 "$B/tests/ops_check" --only $part
+		done
+	done
+	for tool in memcheck racecheck; do # racecheck takes minutes for this one
+		sanitized $tool "the tiny pair" 600 "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 \
+			--limit 1 tests/data/reference_int4.json
 	done
 fi
 echo "$passed passed, $failed failed"
