@@ -145,7 +145,8 @@ static void configure(struct td_child *c)
 	o.device = (char *)d->model.device;
 	o.epoch = d->epoch;
 	o.model_dir = is_target ? d->cfg.target : d->cfg.drafter;
-	o.peer_dir = is_target ? (d->model.has_drafter ? d->cfg.drafter : (char *)"") : d->cfg.target;
+	o.n_tap = d->model.has_drafter ? (size_t)d->model.drafter.n_taps : 0;
+	o.tap = d->model.drafter.tap;
 	o.kv_pages = (uint32_t)d->model.kv_pages;
 	o.threads = (uint32_t)d->cfg.threads;
 	o.own = c->arena;

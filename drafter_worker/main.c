@@ -3,6 +3,7 @@
  * read-only, then follows the target's steps until told to stop.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "drafter_worker/drafter.h"
 #include "engine/fault.h"
@@ -12,17 +13,23 @@
 static struct td_drafter_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
 {
 	struct td_drafter_weights *weights = NULL;
+	struct td_load how = td_worker_how(w);
 	struct td_memplan_worker plan;
 	struct td_arena kept;
-	struct td_load how = td_worker_how(w, fingerprint, &kept);
 	struct td_error err;
 
-	*imported = how.kept != NULL;
-	if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &plan, &err))
+	*imported = td_worker_kept(w, &kept);
+	if (*imported && td_drafter_weights_take(w->ops, w->dev, &kept, how.expand, &weights, fingerprint, &err)) {
+		td_worker_not_kept(w, &kept, &err);
+		*imported = 0;
+	}
+	if (*imported)
+		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &plan);
+	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &plan, &err))
 		td_worker_fail(w, &err);
-	td_worker_fits(w, &plan, *imported);
+	td_worker_fits(w, &plan);
 	td_fault_spot("drafter.load");
-	if (td_drafter_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
+	if (!*imported && td_drafter_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
 		td_worker_fail(w, &err);
 	return weights;
 }
@@ -57,6 +64,22 @@ static void map_target(struct td_worker *w, struct td_drafter_options *opt, stru
 				       .group = (int)a->head->group, .data = shared(w, arena, a->head, "head")};
 }
 
+/* With the target as it was loaded, and with the taps that the features are made of: a folder may have changed since tandemd read it. */
+static void check_pair(struct td_worker *w, const struct td_arena *arena, const struct td_drafter_config *c)
+{
+	struct td_target_config target;
+	int tap[TD_TAPS_MAX], n;
+	struct td_error err;
+
+	if (td_target_weights_config(w->ops, w->dev, arena, w->cfg->expand, &target, &err) || td_pair_check(&target, c, &err))
+		td_worker_fail(w, &err);
+	n = td_worker_taps(w, &target, tap);
+	if (n != c->n_taps || memcmp(tap, c->tap, sizeof(*tap) * (size_t)n)) {
+		td_error_set(&err, TD_E_MISMATCH, "drafter: %s taps other layers than it did when tandemd started; restart tandemd", w->cfg->model_dir);
+		td_worker_fail(w, &err);
+	}
+}
+
 static int step(void *d, struct td_error *err)
 {
 	return td_drafter_work(d, err);
@@ -74,7 +97,6 @@ int main(int argc, char **argv)
 	struct td_worker w;
 	struct td_drafter_options opt = {0};
 	struct td_drafter_weights *weights;
-	struct td_target_config target;
 	struct td_arena arena;
 	struct td_drafter *d;
 	struct td_error err;
@@ -84,11 +106,10 @@ int main(int argc, char **argv)
 	td_worker_start(&w, TANDEM__WORKER__ROLE__DRAFTER, argc, argv);
 	td_fault_spot("drafter.start");
 	weights = load(&w, &imported, fingerprint);
-	if (td_target_config_load(w.cfg->peer_dir, &target, &err) || td_pair_check(&target, &weights->cfg, &err))
-		td_worker_fail(&w, &err);
 	opt = (struct td_drafter_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
 					  .vocab_real = (int)w.cfg->vocab_real};
 	map_target(&w, &opt, &arena);
+	check_pair(&w, &arena, &weights->cfg);
 	if (td_drafter_create(&opt, &d, &err))
 		td_worker_fail(&w, &err);
 	td_worker_keep(&w, &weights->arena, fingerprint, NULL, NULL);

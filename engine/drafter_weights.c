@@ -56,12 +56,35 @@ static int config(const char *dir, void *weights, struct td_error *err)
 	return td_drafter_config_load(dir, &w->cfg, err);
 }
 
+static void pointers(void *weights, struct td__mover *m)
+{
+	struct td_drafter_weights *w = weights;
+
+	td__move_linear(m, &w->fc);
+	td__move(m, &w->hidden_norm);
+	td__move(m, &w->norm);
+	for (int i = 0; i < w->cfg.layers; i++) {
+		struct td_drafter_layer *layer = &w->layer[i];
+
+		td__move(m, &layer->input_norm);
+		td__move(m, &layer->post_norm);
+		td__move_fused(m, &layer->qkv);
+		td__move_fused(m, &layer->kv);
+		td__move_linear(m, &layer->o);
+		td__move_fused(m, &layer->gate_up);
+		td__move_linear(m, &layer->down);
+		td__move_attn(m, &layer->attn);
+	}
+}
+
 static const struct td__weights_kind kind = {
+	.name = "drafter",
 	.size = sizeof(struct td_drafter_weights),
 	.arena = offsetof(struct td_drafter_weights, arena),
 	.quant = offsetof(struct td_drafter_weights, cfg.quant),
 	.config = config,
 	.build = build,
+	.pointers = pointers,
 };
 
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **out,
@@ -69,6 +92,16 @@ int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const 
 {
 	void *w;
 	int rc = td__weights_load(&kind, ops, dev, dir, how, &w, fingerprint, err);
+
+	*out = w;
+	return rc;
+}
+
+int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_drafter_weights **out,
+			    char fingerprint[256], struct td_error *err)
+{
+	void *w;
+	int rc = td__weights_take(&kind, ops, dev, kept, expand, &w, fingerprint, err);
 
 	*out = w;
 	return rc;

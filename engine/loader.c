@@ -248,7 +248,7 @@ static int refuse_foreign(struct td__loader *l, const char *name, int in)
 	return l->rc;
 }
 
-/* weight_shape holds [out, in]; it is the one tensor whose values are compared in the plan. A successor reads no data, so it skips that. */
+/* weight_shape holds [out, in]; it is the one tensor whose values are compared in the plan. */
 static void check_weight_shape(struct td__loader *l, const struct td_st_tensor *t, int out, int in)
 {
 	int64_t wide[2] = { 0 };
@@ -260,8 +260,6 @@ static void check_weight_shape(struct td__loader *l, const struct td_st_tensor *
 		fail(l, TD_E_FORMAT, "tensor %s is not a pair of integers", t->name);
 		return;
 	}
-	if (l->pass == TD__KEPT)
-		return;
 	memcpy(t->dtype == TD_I64 ? (void *)wide : (void *)narrow, t->data, t->bytes);
 	if (t->dtype == TD_I32) {
 		wide[0] = narrow[0];
@@ -506,35 +504,27 @@ static void run_pass(struct td__loader *l, enum td__pass pass, td__build *build,
 	build(l, weights);
 }
 
-static size_t plan(struct td__loader *l, td__build *build, void *weights)
+static size_t plan(struct td__loader *l, const struct td__weights_kind *kind, void *weights)
 {
-	run_pass(l, TD__PLAN, build, weights, 0);
+	run_pass(l, TD__PLAN, kind->build, weights, 0);
 	check_unused(l);
-	return (l->at + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+	return (l->at + td__note_bytes(kind) + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
 }
 
-static int run(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena)
+static int run(struct td__loader *l, const struct td__weights_kind *kind, void *weights, const char *fingerprint)
 {
-	struct td_arena *kept = l->how.kept;
-	size_t size = plan(l, build, weights);
+	struct td_arena *arena = (void *)((char *)weights + kind->arena);
+	size_t size = plan(l, kind, weights);
 
 	if (l->rc)
 		return l->rc;
-	if (kept && kept->size != size)
-		return fail(l, TD_E_MISMATCH, "the kept arena has %zu bytes, these weights need %zu", kept->size, size);
-	if (kept) {
-		run_pass(l, TD__KEPT, build, weights, (uintptr_t)kept->base);
-		if (l->rc)
-			return l->rc;
-		*arena = *kept;
-		memset(kept, 0, sizeof(*kept));
-		return 0;
-	}
 	l->rc = l->ops->arena_create(l->dev, size, arena, l->err);
 	if (l->rc)
 		return td_error_prefix(l->err, "%s: no arena of %zu bytes", l->dir, size);
 	td_st_fill(l->st);
-	run_pass(l, TD__FILL, build, weights, (uintptr_t)arena->base);
+	run_pass(l, TD__FILL, kind->build, weights, (uintptr_t)arena->base);
+	if (!l->rc)
+		l->rc = td__note_write(kind, l->ops, l->dev, weights, arena, fingerprint, l->err);
 	if (!l->rc && (l->rc = l->ops->sync(l->dev, l->err)) != 0)
 		td_error_prefix(l->err, "%s", l->dir);
 	if (l->rc) {
@@ -544,13 +534,13 @@ static int run(struct td__loader *l, td__build *build, void *weights, struct td_
 	return l->rc;
 }
 
-static int load(struct td__loader *l, td__build *build, void *weights, struct td_arena *arena, char fingerprint[256])
+static int load(struct td__loader *l, const struct td__weights_kind *kind, void *weights, char fingerprint[256])
 {
 	l->rc = td_st_open(l->dir, &l->st, l->err);
 	if (!l->rc)
 		l->rc = td__fingerprint(l->ops, l->dir, l->st, l->how.expand, fingerprint, l->err);
 	if (!l->rc)
-		run(l, build, weights, arena);
+		run(l, kind, weights, fingerprint);
 	td_st_close(l->st);
 	return l->rc;
 }
@@ -580,7 +570,7 @@ int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *o
 	char *w = begin(&l, kind);
 
 	*out = NULL;
-	if (w && load(&l, kind->build, w, (void *)(w + kind->arena), fingerprint))
+	if (w && load(&l, kind, w, fingerprint))
 		free(w);
 	else
 		*out = w;
@@ -596,7 +586,7 @@ int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *o
 		return l.rc;
 	l.rc = td_st_open(dir, &l.st, err);
 	if (!l.rc)
-		*bytes = plan(&l, kind->build, w);
+		*bytes = plan(&l, kind, w);
 	td_st_close(l.st);
 	free(w);
 	return l.rc;

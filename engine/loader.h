@@ -3,8 +3,8 @@
  *
  * A model says once, in a `td__build` function, which tensors it wants and where their device addresses go. That function runs twice: in
  * the PLAN pass it only checks names, types and shapes and adds up the arena's size; then the arena is made and in the FILL pass the same
- * calls in the same order get their final addresses and are packed or uploaded. With an arena kept from a predecessor the second pass is KEPT:
- * addresses only. So the layout can't differ between a maker and its successor, and a bad checkpoint is refused before memory is taken.
+ * calls in the same order get their final addresses and are packed or uploaded. So a bad checkpoint is refused before memory is taken.
+ * The weights' struct itself goes to the arena's end (note.c): a successor takes configuration and addresses from there, and asks no file.
  *
  * The first error sticks: later calls do nothing, so that a build function needs no error paths. Device memory is never dereferenced.
  */
@@ -14,7 +14,7 @@
 #include "engine/model.h"
 #include "engine/safetensors.h"
 
-enum td__pass { TD__PLAN, TD__FILL, TD__KEPT };
+enum td__pass { TD__PLAN, TD__FILL };
 
 struct td__loader {
 	const struct td_ops *ops;
@@ -39,22 +39,40 @@ struct td__module {
 };
 
 typedef void td__build(struct td__loader *l, void *weights);
+struct td__mover;
 
-/* A kind of model, to load, plan and free its weights by. */
+/* A kind of model, to load, plan, take over and free its weights by. */
 struct td__weights_kind {
+	const char *name;
 	size_t size, arena, quant; /* of its struct, and where in it struct td_arena and struct td_quant lie */
 	int (*config)(const char *dir, void *weights, struct td_error *err);
 	td__build *build; /* sets l->prefix first */
+	void (*pointers)(void *weights, struct td__mover *m); /* td__move for each pointer into the arena */
 };
 
-/* Reads the configuration, opens the checkpoint, writes its fingerprint, runs both passes. The weights own the new arena, or *how->kept, which is zeroed
- * then; on failure *how->kept stays the caller's and *out is NULL. */
+/* Reads the configuration, opens the checkpoint, writes its fingerprint, runs both passes. The weights own the new arena; *out is NULL on failure. */
 int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how,
 		     void **out, char fingerprint[256], struct td_error *err);
 /* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
 int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
 void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
+void td__fingerprint_head(const struct td_ops *ops, int expand, char head[96]); /* what it begins with: build, layout, backend, form */
+
+/* note.c: the weights' struct at the end of its own arena. */
+size_t td__note_bytes(const struct td__weights_kind *kind);
+int td__note_write(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const void *weights, const struct td_arena *arena,
+		   const char *fingerprint, struct td_error *err);
+/* malloc'd, its addresses those of `arena`, which stays the caller's. */
+int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, void **weights,
+		  char fingerprint[256], struct td_error *err);
+/* As td__note_read, and *kept moves into the weights (and is zeroed). */
+int td__weights_take(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, void **weights,
+		     char fingerprint[256], struct td_error *err);
+void td__move(struct td__mover *m, void *at); /* `at`: the address of a pointer; NULL pointers stay */
+void td__move_linear(struct td__mover *m, struct td_linear *w);
+void td__move_fused(struct td__mover *m, struct td_fused *f);
+void td__move_attn(struct td__mover *m, struct td_attn *a);
 
 void td__load_at(struct td__loader *l, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 int td__load_has(struct td__loader *l, const char *name); /* prefix + where + name */

@@ -144,21 +144,23 @@ size_t td_drafter_kv_bytes(const struct td_drafter_config *c, const struct td_sh
 
 /* ---- the plan ----------------------------------------------------------------------------------------------------------------------------- */
 
-static void target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w)
+void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w)
 {
 	struct td_cache_bytes cache = td_target_cache_layout(c, s, kv_pages, act, NULL, NULL, NULL);
 	struct td_tensor b[TD_TARGET_BUFFERS];
 
+	memset(w, 0, sizeof(*w));
 	td_target_buffers(c, s, act, b);
 	w->kv = cache.kv;
 	w->state = cache.state;
 	w->buffers = sum(b, TD_TARGET_BUFFERS);
 }
 
-static void drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w)
+void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w)
 {
 	struct td_tensor b[TD_DRAFTER_BUFFERS];
 
+	memset(w, 0, sizeof(*w));
 	td_drafter_buffers(c, s, act, b);
 	w->kv = td_drafter_kv_bytes(c, s, act);
 	w->buffers = sum(b, TD_DRAFTER_BUFFERS);
@@ -174,8 +176,8 @@ int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, con
 	memset(w, 0, sizeof(*w));
 	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, expand, &weights, err)))
 		return rc;
+	td_memplan_target_rest(&c, ops->act, s, kv_pages, w);
 	w->weights = weights;
-	target_rest(&c, ops->act, s, kv_pages, w);
 	return 0;
 }
 
@@ -188,8 +190,8 @@ int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, co
 	memset(w, 0, sizeof(*w));
 	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, expand, &weights, err)))
 		return rc;
+	td_memplan_drafter_rest(&c, ops->act, s, w);
 	w->weights = weights;
-	drafter_rest(&c, ops->act, s, w);
 	return 0;
 }
 

@@ -71,6 +71,9 @@ int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct
 int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w,
 		      struct td_error *err);
 int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, struct td_memplan_worker *w, struct td_error *err);
+/* The same without weights, for an arena that is there already. */
+void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w);
+void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w);
 /* TD_E_NOMEM with what to lower when the worker's part (its context is taken already) is larger than what is free. */
 int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err);
 

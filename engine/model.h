@@ -2,7 +2,8 @@
  * model.h: what a model folder says (config.json), and its weights in an arena, ready for kernels.h.
  *
  * Two steps. td_*_config_load reads and checks config.json alone (tandemd and `tandem doctor` need no more). td_*_weights_load maps the
- * checkpoint, plans the arena, fills it through td_ops.pack, or imports a kept arena whose fingerprint and checksums match and reads no file.
+ * checkpoint, plans the arena, fills it through td_ops.pack and writes what it found, configuration and addresses, to the arena's end. A successor
+ * that holds the arena (td_*_weights_take) reads no file: it serves what was loaded, whatever lies in the folder by then.
  * Each module is BF16 or packed INT4 by which tensors exist, cross-checked against quantization_config. Fused maps (q|k|v ...) are made where
  * the parts have one format, otherwise the parts stay apart (struct td_fused). Prefixes `model.` and `model.language_model.`; vision
  * (`model.visual.`, `visual.`) and MTP (`mtp.`) tensors are skipped; any other tensor nobody asked for is an error that names it.
@@ -128,11 +129,8 @@ int td_arena_seal_check(const struct td_ops *ops, struct td_dev *dev, const stru
 /* Called while loading: for the progress message and the watchdog. */
 typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
 
-/* How to load; NULL or zeroed: in the files' own form, into a new arena, silently. */
+/* How to load; NULL or zeroed: in the files' own form, silently. */
 struct td_load {
-	/* An arena already imported (its fd is taken), or NULL to create one. It is moved into the weights (*kept is zeroed) on success and stays the
-	 * caller's on failure. With `kept` no tensor data is read: shapes come from the safetensors headers only. */
-	struct td_arena *kept;
 	int expand; /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
 	td_progress *progress;
 	void *ctx;
@@ -143,12 +141,21 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 			   char fingerprint[256], struct td_error *err);
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **w,
 			    char fingerprint[256], struct td_error *err);
+/* The weights in an arena that a predecessor of the same build filled, imported and its seal checked: no file is read. *kept is moved into the weights
+ * and zeroed on success, and stays the caller's on failure. `expand` must be the maker's. Also gives the fingerprint of what was loaded. */
+int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_target_weights **w,
+			   char fingerprint[256], struct td_error *err);
+int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_drafter_weights **w,
+			    char fingerprint[256], struct td_error *err);
+/* The configuration alone, for who maps another's arena. */
+int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, struct td_target_config *c,
+			     struct td_error *err);
 /* Bytes of the arena that load would make, from the files' headers. Of `ops` only name and pack_bytes are used. */
 int td_target_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
 int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
-/* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: what a kept arena must match before it is imported. */
+/* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: tells whether a folder is still what was loaded. */
 int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err);
 
 /* y = W x for a fused map: one td_ops.linear per part. */

@@ -27,7 +27,7 @@
 #include "kernels/kernels.h"
 
 enum {
-	TD_SHM_VERSION = 1,
+	TD_SHM_VERSION = 2,
 	TD_STEPS = 4,
 	TD_FEATURE_BUFS = 2,
 	TD_RING_RECORDS = 4096,

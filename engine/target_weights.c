@@ -5,6 +5,7 @@
  * same memory seen as a linear map. Constants of attention and recurrent layers are float32.
  */
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "engine/loader.h"
 
@@ -94,12 +95,41 @@ static int config(const char *dir, void *weights, struct td_error *err)
 	return td_target_config_load(dir, &w->cfg, err);
 }
 
+static void pointers(void *weights, struct td__mover *m)
+{
+	struct td_target_weights *w = weights;
+
+	td__move(m, &w->embed.data);
+	td__move_linear(m, &w->head);
+	td__move(m, &w->norm);
+	for (int i = 0; i < w->cfg.layers; i++) {
+		struct td_target_layer *layer = &w->layer[i];
+
+		td__move(m, &layer->input_norm);
+		td__move(m, &layer->post_norm);
+		td__move_fused(m, &layer->gate_up);
+		td__move_linear(m, &layer->down);
+		td__move_fused(m, &layer->qkv);
+		td__move_linear(m, &layer->o);
+		td__move_attn(m, &layer->attn);
+		td__move_fused(m, &layer->qkvz);
+		td__move_fused(m, &layer->ba);
+		td__move_linear(m, &layer->out);
+		td__move(m, &layer->gdn.conv);
+		td__move(m, &layer->gdn.a_log);
+		td__move(m, &layer->gdn.dt_bias);
+		td__move(m, &layer->gdn.norm);
+	}
+}
+
 static const struct td__weights_kind kind = {
+	.name = "target",
 	.size = sizeof(struct td_target_weights),
 	.arena = offsetof(struct td_target_weights, arena),
 	.quant = offsetof(struct td_target_weights, cfg.quant),
 	.config = config,
 	.build = build,
+	.pointers = pointers,
 };
 
 int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_target_weights **out,
@@ -109,6 +139,29 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 	int rc = td__weights_load(&kind, ops, dev, dir, how, &w, fingerprint, err);
 
 	*out = w;
+	return rc;
+}
+
+int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_target_weights **out,
+			   char fingerprint[256], struct td_error *err)
+{
+	void *w;
+	int rc = td__weights_take(&kind, ops, dev, kept, expand, &w, fingerprint, err);
+
+	*out = w;
+	return rc;
+}
+
+int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, struct td_target_config *c,
+			     struct td_error *err)
+{
+	char fingerprint[256];
+	void *w;
+	int rc = td__note_read(&kind, ops, dev, arena, expand, &w, fingerprint, err);
+
+	if (!rc)
+		*c = ((struct td_target_weights *)w)->cfg;
+	free(w);
 	return rc;
 }
 

@@ -14,7 +14,7 @@
 #include "engine/synthetic.h"
 
 /* Raise it when the order or the form of anything in an arena changes. */
-enum { LAYOUT = 1 };
+enum { LAYOUT = 2 };
 
 static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 {
@@ -35,17 +35,22 @@ static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 	return c.rc;
 }
 
+void td__fingerprint_head(const struct td_ops *ops, int expand, char head[96])
+{
+	snprintf(head, 96, "layout=%d version=%s backend=%s%s ", LAYOUT, TD_VERSION, ops->name, expand ? " weights=bf16" : "");
+}
+
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err)
 {
-	char files[96] = "";
+	char files[96] = "", head[96];
 	uint64_t config = 0;
 	int rc = config_hash(dir, &config, err);
 
 	if (rc)
 		return rc;
 	td_st_identity(st, files, sizeof(files));
-	snprintf(fingerprint, 256, "layout=%d version=%s backend=%s%s %s config=%016llx", LAYOUT, TD_VERSION, ops->name,
-		 expand ? " weights=bf16" : "", files, (unsigned long long)config);
+	td__fingerprint_head(ops, expand, head);
+	snprintf(fingerprint, 256, "%s%s config=%016llx", head, files, (unsigned long long)config);
 	return 0;
 }
 

@@ -203,57 +203,73 @@ static void progress(void *ctx, const char *stage, uint64_t done, uint64_t total
 	atomic_fetch_add(&w->stats->progress, 1);
 }
 
-static int take_over(struct td_worker *w, const char *fingerprint, struct td_arena *kept)
+struct td_load td_worker_how(struct td_worker *w)
+{
+	return (struct td_load){.expand = w->cfg->expand, .progress = progress, .ctx = w};
+}
+
+int td_worker_kept(struct td_worker *w, struct td_arena *kept)
 {
 	const Tandem__Worker__Arena *a = w->cfg->own;
-	struct td_error err;
 	struct td_arena_seal seal = {0};
-	int fd = w->arena_fd, rc;
+	struct td_error err;
+	int fd = w->arena_fd;
 
+	memset(kept, 0, sizeof(*kept));
 	if (!a || fd < 0)
 		return 0;
 	w->arena_fd = -1;
-	if (strcmp(a->fingerprint, fingerprint)) {
-		td_log(TD_LOG_INFO, "the kept weights are of other files; loading anew");
-		close(fd);
-		return 0;
-	}
-	rc = w->ops->arena_import(w->dev, fd, a->size, 0, kept, &err);
-	if (!rc) {
-		snprintf(seal.fingerprint, sizeof(seal.fingerprint), "%s", a->fingerprint);
-		seal.block = a->block;
-		seal.n = (int)a->n_checksum;
-		seal.checksum = a->checksum;
-		rc = td_arena_seal_check(w->ops, w->dev, kept, &seal, &err);
-		if (rc)
-			w->ops->arena_release(w->dev, kept);
-	}
-	if (rc)
-		td_log(TD_LOG_WARN, "the kept weights can't be used (%s); loading anew", err.text);
-	return !rc;
+	seal.block = a->block;
+	seal.n = (int)a->n_checksum;
+	seal.checksum = a->checksum;
+	if (w->ops->arena_import(w->dev, fd, a->size, 0, kept, &err) == 0 && td_arena_seal_check(w->ops, w->dev, kept, &seal, &err) == 0)
+		return 1;
+	td_worker_not_kept(w, kept, &err);
+	return 0;
 }
 
-struct td_load td_worker_how(struct td_worker *w, char fingerprint[256], struct td_arena *kept)
+void td_worker_not_kept(struct td_worker *w, struct td_arena *kept, const struct td_error *why)
 {
-	struct td_load how = {.expand = w->cfg->expand, .progress = progress, .ctx = w};
-	struct td_error err;
+	char now[256];
+	struct td_error err, other;
 
-	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, how.expand, fingerprint, &err))
-		td_worker_fail(w, &err);
-	how.kept = take_over(w, fingerprint, kept) ? kept : NULL;
-	return how;
+	w->ops->arena_release(w->dev, kept);
+	td_error_set(&other, TD_E_MISMATCH, "the files there are others now");
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, w->cfg->expand, now, &other) == 0 && !strcmp(now, w->cfg->own->fingerprint)) {
+		td_log(TD_LOG_WARN, "the weights in memory can't be used (%s); loading the same files again", why->text);
+		return;
+	}
+	td_error_set(&err, TD_E_MISMATCH, "%s: the model changed: the weights in memory can't be used (%.140s), and %.100s can't replace them (%.140s); restart tandemd to serve what is there",
+		     w->name, why->text, w->cfg->model_dir, other.text);
+	td_worker_fail(w, &err);
 }
 
-void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported)
+void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan)
 {
-	struct td_memplan_worker rest = *plan;
 	uint64_t free_bytes, total_bytes;
 	struct td_error err;
 
-	if (imported)
-		rest.weights = 0;
-	if (w->ops->memory(w->dev, &free_bytes, &total_bytes, &err) || td_memplan_check(w->name, &rest, w->cfg->expand, free_bytes, total_bytes, &err))
+	if (w->ops->memory(w->dev, &free_bytes, &total_bytes, &err) || td_memplan_check(w->name, plan, w->cfg->expand, free_bytes, total_bytes, &err))
 		td_worker_fail(w, &err);
+}
+
+int td_worker_taps(struct td_worker *w, const struct td_target_config *target, int tap[TD_TAPS_MAX])
+{
+	const struct td_shm_config *s = &w->shm->cfg;
+	size_t n = w->cfg->n_tap;
+	struct td_error err;
+	int fits = n <= TD_TAPS_MAX && target->vocab == s->vocab && (int)n * target->hidden == s->features;
+
+	for (size_t i = 0; i < n && fits; i++) {
+		tap[i] = (int)w->cfg->tap[i];
+		fits = tap[i] >= 0 && tap[i] < target->layers;
+	}
+	if (!fits) {
+		td_error_set(&err, TD_E_MISMATCH, "%s: the target has %d layers of %d and a vocabulary of %d, tandemd read another config.json (vocabulary %d, %zu taps, %d features); "
+			     "the files changed while it started: restart it", w->name, target->layers, target->hidden, target->vocab, s->vocab, n, s->features);
+		td_worker_fail(w, &err);
+	}
+	return (int)n;
 }
 
 static void share(const struct td_arena *arena, const void *data, int kind, int in, int out, int group, Tandem__Worker__SharedLinear *s)
@@ -274,6 +290,10 @@ void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const cha
 	struct td_arena_seal seal;
 	struct td_error err;
 
+	if (w->cfg->own && strcmp(w->cfg->own->fingerprint, fingerprint)) { /* replaced between the comparison and the loading */
+		td_error_set(&err, TD_E_MISMATCH, "%s: the model changed while it was loaded again: restart tandemd to serve what is there", w->name);
+		td_worker_fail(w, &err);
+	}
 	if (td_arena_seal_make(w->ops, w->dev, arena, fingerprint, &seal, &err))
 		td_worker_fail(w, &err);
 	a.name = (char *)w->name;

@@ -1,7 +1,8 @@
 /*
  * worker.h: the process around a worker's engine: what target and drafter have in common.
  *
- * Start: arguments, death with the parent, Hello, the descriptors and Configure, the device. Then the worker loads (td_worker_how), offers
+ * Start: arguments, death with the parent, Hello, the descriptors and Configure, the device. Then the worker takes its predecessor's weights over
+ * (td_worker_kept) or loads, offers
  * its arena to be kept (td_worker_keep), says Ready, and a thread of its own answers control messages from then on. It ends the process when
  * tandemd is gone. A worker that can't go on calls td_worker_fail: Failure to tandemd, one line to the log, exit code 1.
  */
@@ -39,12 +40,17 @@ struct td_worker {
 /* argv: --control PATH. Returns with Configure received, shm mapped, device open; never returns on failure. */
 void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, char **argv);
 _Noreturn void td_worker_fail(struct td_worker *w, const struct td_error *err);
-/* How the worker loads: progress goes to tandemd, and a predecessor's arena is taken over (in *kept, how.kept) if its fingerprint and checksums say that
- * it is intact. Writes the fingerprint that the weights must have. */
-struct td_load td_worker_how(struct td_worker *w, char fingerprint[256], struct td_arena *kept);
-/* Before anything is allocated: fails with what to lower when the worker's part of the plan is larger than what the device has free. Weights that were
- * imported are there already. */
-void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan, int imported);
+/* How the worker loads from files: progress goes to tandemd. */
+struct td_load td_worker_how(struct td_worker *w);
+/* 1: *kept is a predecessor's arena, and its checksums say that it is intact. What it holds is served, whatever the files are by now. */
+int td_worker_kept(struct td_worker *w, struct td_arena *kept);
+/* *kept can't be used after all: it is released. Returns only when loading the files gives the same weights again; else running requests would go on
+ * with another model, so the worker fails with TD_E_MISMATCH. */
+void td_worker_not_kept(struct td_worker *w, struct td_arena *kept, const struct td_error *why);
+/* Before anything is allocated: fails with what to lower when the worker's part of the plan is larger than what the device has free. */
+void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan);
+/* The tapped layers as tandemd read them when it started, at most TD_TAPS_MAX; fails when they don't fit this target and the shared memory. */
+int td_worker_taps(struct td_worker *w, const struct td_target_config *target, int tap[TD_TAPS_MAX]);
 /* Offers the arena to tandemd. embed and head may be NULL. */
 void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
 /* Ready, and starts the control thread. */

@@ -85,6 +85,13 @@ static inline void fake_upload(struct td_dev *dev, void *dst, const void *src, s
 	fake_put(dst, src, bytes);
 }
 
+static inline int fake_download(struct td_dev *dev, void *dst, const void *src, size_t bytes, struct td_error *err)
+{
+	(void)dev;
+	memcpy(dst, fake_peek(src), bytes);
+	return fake_due(err);
+}
+
 static inline int fake_sync(struct td_dev *dev, struct td_error *err)
 {
 	(void)dev;
@@ -135,6 +142,7 @@ static struct td_ops fake_ops __attribute__((unused)) = {
 	.arena_create = fake_arena_create,
 	.arena_release = fake_arena_release,
 	.upload = fake_upload,
+	.download = fake_download,
 	.checksum = fake_checksum,
 	.pack_bytes = fake_pack_bytes,
 	.pack = fake_pack,

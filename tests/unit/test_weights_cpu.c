@@ -217,40 +217,67 @@ static void test_bf16(void **state)
 	drafter_maps(BF16_DRAFTER, TD_W_BF16);
 }
 
-/* What a supervisor does: keep the fd and the seal, let the maker go, hand both to a successor. */
+/* Two structs whose arenas are the same memory at two addresses: each word that points into the first points to the same place of the second, and all
+ * others are equal. So no pointer is forgotten on the way through the arena. */
+static void same_elsewhere(const void *one, const struct td_arena *at, const void *two, const struct td_arena *other, size_t size)
+{
+	const uintptr_t *a = one, *b = two, base = (uintptr_t)at->base, there = (uintptr_t)other->base;
+	size_t arena = (size_t)((const char *)at - (const char *)one) / sizeof(*a), moved = 0;
+
+	assert_ptr_not_equal(at->base, other->base);
+	for (size_t i = 0; i < size / sizeof(*a); i++) {
+		if (i >= arena && i < arena + sizeof(*at) / sizeof(*a))
+			continue;
+		if (a[i] - base < at->size) {
+			if (b[i] - there != a[i] - base)
+				fail_msg("word %zu: offset %zu became %zx", i, (size_t)(a[i] - base), (size_t)b[i]);
+			moved++;
+		} else if (a[i] != b[i]) {
+			fail_msg("word %zu: %zx became %zx", i, (size_t)a[i], (size_t)b[i]);
+		}
+	}
+	assert_true(moved > 20);
+}
+
+/* What a supervisor does: keep the fd and the seal, hand both to a successor, which has nothing else. */
 static void test_successor(void **state)
 {
 	struct td_drafter_weights *w, *next;
+	struct td_target_weights *t, *t_next;
 	struct td_arena_seal seal;
-	struct td_arena kept;
-	size_t fc, size;
-	char byte;
-	int fd;
+	struct td_arena kept, t_kept;
+	char byte, first[256];
 
 	(void)state;
-	OK(td_drafter_weights_load(ops, dev, DRAFTER, NULL, &w, print, &err));
-	OK(td_arena_seal_make(ops, dev, &w->arena, print, &seal, &err));
-	fc = (size_t)((char *)w->fc.data - (char *)w->arena.base);
-	size = w->arena.size;
-	fd = dup(w->arena.fd);
-	td_drafter_weights_free(ops, dev, w);
+	for (expand = 0; expand < 2; expand++) {
+		OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .expand = expand }, &w, first, &err));
+		OK(td_arena_seal_make(ops, dev, &w->arena, first, &seal, &err));
+		OK(ops->arena_import(dev, dup(w->arena.fd), w->arena.size, 0, &kept, &err));
+		OK(td_arena_seal_check(ops, dev, &kept, &seal, &err));
+		OK(td_drafter_weights_take(ops, dev, &kept, expand, &next, print, &err));
+		assert_string_equal(print, first);
+		same_elsewhere(w, &w->arena, next, &next->arena, sizeof(*w));
+		td_drafter_weights_free(ops, dev, w);
 
-	OK(ops->arena_import(dev, dup(fd), size, 0, &kept, &err));
-	OK(td_arena_seal_check(ops, dev, &kept, &seal, &err));
-	OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .kept = &kept }, &next, print, &err));
-	assert_string_equal(print, seal.fingerprint);
-	assert_int_equal((char *)next->fc.data - (char *)next->arena.base, fc);
+		OK(ops->download(dev, &byte, next->fc.data, 1, &err));
+		byte ^= 4;
+		ops->upload(dev, next->fc.data, &byte, 1);
+		assert_int_equal(td_arena_seal_check(ops, dev, &next->arena, &seal, &err), TD_E_FORMAT);
+		byte ^= 4;
+		ops->upload(dev, next->fc.data, &byte, 1);
+		OK(td_arena_seal_check(ops, dev, &next->arena, &seal, &err));
+		td_drafter_weights_free(ops, dev, next);
+		td_arena_seal_finish(&seal);
 
-	OK(ops->download(dev, &byte, next->fc.data, 1, &err));
-	byte ^= 4;
-	ops->upload(dev, next->fc.data, &byte, 1);
-	assert_int_equal(td_arena_seal_check(ops, dev, &next->arena, &seal, &err), TD_E_FORMAT);
-	byte ^= 4;
-	ops->upload(dev, next->fc.data, &byte, 1);
-	OK(td_arena_seal_check(ops, dev, &next->arena, &seal, &err));
-	td_drafter_weights_free(ops, dev, next);
-	td_arena_seal_finish(&seal);
-	close(fd);
+		OK(td_target_weights_load(ops, dev, TARGET, &(struct td_load){ .expand = expand }, &t, first, &err));
+		OK(ops->arena_import(dev, dup(t->arena.fd), t->arena.size, 1, &t_kept, &err)); /* as the drafter does */
+		OK(td_target_weights_take(ops, dev, &t_kept, expand, &t_next, print, &err));
+		assert_string_equal(print, first);
+		same_elsewhere(t, &t->arena, t_next, &t_next->arena, sizeof(*t));
+		td_target_weights_free(ops, dev, t);
+		td_target_weights_free(ops, dev, t_next);
+	}
+	expand = 0;
 }
 
 int main(void)
