@@ -7,15 +7,15 @@
 #include "engine/config_read.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
+
+#include "engine/file.h"
 
 int td__cfg_fail(struct td__cfg *c, int code, const char *fmt, ...)
 {
@@ -102,27 +102,22 @@ int td__cfg_open(struct td__cfg *c, const char *dir, const char *name, size_t ca
 {
 	struct stat st;
 	char *buf = NULL;
-	int fd = -1;
+	int fd;
 
 	memset(c, 0, sizeof(*c));
 	c->err = err;
 	if (snprintf(c->path, sizeof(c->path), "%s/%s", dir, name) >= (int)sizeof(c->path))
 		return td__cfg_fail(c, TD_E_INVALID, "the path is too long");
-	/* O_NONBLOCK: a FIFO of that name must not hang the loader. */
-	fd = open(c->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	if (fd < 0)
-		td__cfg_fail(c, errno == ENOENT || errno == ENOTDIR ? TD_E_NOT_FOUND : TD_E_IO, "can't be opened: %s", strerror(errno));
-	else if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-		td__cfg_fail(c, TD_E_IO, "is not a regular file");
-	else if ((uint64_t)st.st_size > cap)
+	if ((c->rc = td__file_open(c->path, &fd, &st, err)))
+		return c->rc;
+	if ((uint64_t)st.st_size > cap)
 		td__cfg_fail(c, TD_E_TOO_LARGE, "has %lld bytes; at most %zu are read", (long long)st.st_size, cap);
 	else if (!(buf = malloc((size_t)st.st_size + 1)))
 		td__cfg_fail(c, TD_E_NOMEM, "no memory for its %lld bytes", (long long)st.st_size);
 	else if (read_all(c, fd, buf, (size_t)st.st_size) == 0)
 		parse(c, buf, (size_t)st.st_size);
 	free(buf);
-	if (fd >= 0)
-		close(fd);
+	close(fd);
 	return c->rc;
 }
 

@@ -10,7 +10,6 @@
 #include "engine/safetensors.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +21,7 @@
 
 #include "engine/bf16.h"
 #include "engine/config_read.h"
+#include "engine/file.h"
 #include "engine/synthetic.h"
 
 enum { HEADER_CAP = 100 << 20, NAME_CAP = 200, DIMS_CAP = 8, SHARDS_CAP = 4096, PATH_CAP = 4096 };
@@ -266,17 +266,13 @@ static int shard_map(struct shard *s, const char *path, struct td_error *err)
 	const char *name = strrchr(path, '/');
 	char text[PATH_CAP + 64];
 	struct stat st;
-	int fd, rc = 0;
+	int fd, rc;
 
 	if (!(s->path = strdup(path)))
 		return td_error_set(err, TD_E_NOMEM, "%s: no memory", path);
-	fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* non-blocking: a FIFO of that name must not hang the loader */
-	if (fd < 0)
-		return td_error_set(err, errno == ENOENT || errno == ENOTDIR ? TD_E_NOT_FOUND : TD_E_IO, "%s: can't be opened: %s", path,
-				    strerror(errno));
-	if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))
-		rc = td_error_set(err, TD_E_IO, "%s: is not a regular file", path);
-	else if (st.st_size < 10)
+	if ((rc = td__file_open(path, &fd, &st, err)))
+		return rc;
+	if (st.st_size < 10)
 		rc = td_error_set(err, TD_E_FORMAT, "%s: has %lld bytes, too few for a safetensors file (truncated?)", path, (long long)st.st_size);
 	else if ((s->base = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0)) == MAP_FAILED) {
 		s->base = NULL;

@@ -13,7 +13,9 @@
 #include <sys/stat.h>
 
 #include <jansson.h>
+#include <unistd.h>
 
+#include "engine/file.h"
 #include "engine/tokenizer_impl.h"
 #include "engine/utf8.h"
 
@@ -419,8 +421,8 @@ int td_tokenizer_load(const char *path, struct td_tokenizer **t, struct td_error
 	char file[4096];
 	json_error_t parse;
 	struct stat st;
-	json_t *root = NULL;
-	int code;
+	json_t *root;
+	int code, fd;
 
 	*t = NULL;
 	if (stat(path, &st))
@@ -429,7 +431,10 @@ int td_tokenizer_load(const char *path, struct td_tokenizer **t, struct td_error
 		return td_error_set(err, TD_E_INVALID, "tokenizer: the path is longer than %zu bytes", sizeof(file) - 1);
 	if (S_ISDIR(st.st_mode) && stat(file, &st))
 		return td_error_set(err, TD_E_NOT_FOUND, "%s has no tokenizer.json: %s", path, strerror(errno));
-	root = json_load_file(file, JSON_ALLOW_NUL, &parse);
+	if ((code = td__file_open(file, &fd, &st, err)))
+		return td_error_prefix(err, "tokenizer");
+	root = json_loadfd(fd, JSON_ALLOW_NUL, &parse);
+	close(fd);
 	if (!root)
 		return td_error_set(err, json_error_code(&parse) == json_error_out_of_memory ? TD_E_NOMEM : TD_E_FORMAT, "tokenizer %s, line %d, column %d: %s",
 				    file, parse.line, parse.column, parse.text);

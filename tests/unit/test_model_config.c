@@ -286,7 +286,7 @@ static void test_files(void **state)
 	expect("large", NULL, target_try(&c), TD_E_TOO_LARGE, "bytes");
 	unlink(path);
 	must(mkfifo(path, 0600) == 0, path);
-	expect("pipe", NULL, target_try(&c), TD_E_IO, "not a regular file");
+	expect("pipe", NULL, target_try(&c), TD_E_INVALID, "not a regular file");
 }
 
 static void test_drafter_published(void **state)

@@ -303,8 +303,8 @@ static void test_shards(void **state)
 		{ "{\"a\":\".\"}", "not a plain file name", TD_E_FORMAT },
 		{ "{\"a\":\"\"}", "not a plain file name", TD_E_FORMAT },
 		{ "{\"a\":7}", "not a plain file name", TD_E_FORMAT },
-		{ "{\"a\":\"folder\"}", "not a regular file", TD_E_IO },
-		{ "{\"a\":\"pipe\"}", "not a regular file", TD_E_IO },
+		{ "{\"a\":\"folder\"}", "not a regular file", TD_E_INVALID },
+		{ "{\"a\":\"pipe\"}", "not a regular file", TD_E_INVALID },
 		{ "{\"a\":\"cut\"}", "truncated", TD_E_FORMAT },
 		{ "{}", "no weight_map", TD_E_FORMAT },
 		{ "[]", "no weight_map", TD_E_FORMAT },
@@ -346,10 +346,10 @@ static void test_no_file(void **state)
 	expect("no folder", try_open(path), TD_E_NOT_FOUND, "can't be opened");
 	snprintf(path, sizeof(path), "%s/model.safetensors", scratch);
 	must(mkfifo(path, 0600) == 0, path);
-	expect("a pipe", try_open(scratch), TD_E_IO, "not a regular file");
+	expect("a pipe", try_open(scratch), TD_E_INVALID, "not a regular file");
 	unlink(path);
 	must(mkdir(path, 0700) == 0, path);
-	expect("a folder", try_open(scratch), TD_E_IO, "not a regular file");
+	expect("a folder", try_open(scratch), TD_E_INVALID, "not a regular file");
 	memset(path, 'x', sizeof(path) - 1);
 	path[sizeof(path) - 1] = '\0';
 	expect("a long path", try_open(path), TD_E_INVALID, "too long");

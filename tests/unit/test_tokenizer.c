@@ -5,6 +5,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdint.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -414,6 +415,7 @@ static void test_refused_files(void **state)
 
 static void test_bad_paths(void **state)
 {
+	char dir[] = "/tmp/td-tokenizer-XXXXXX", pipe[64];
 	struct td_tokenizer *t;
 	struct td_error err;
 
@@ -422,6 +424,18 @@ static void test_bad_paths(void **state)
 	assert_null(t);
 	assert_int_equal(td_tokenizer_load("tests", &t, &err), TD_E_NOT_FOUND);
 	assert_non_null(strstr(err.text, "tests has no tokenizer.json"));
+	assert_true(mkdtemp(dir) != NULL);
+	snprintf(pipe, sizeof(pipe), "%s/tokenizer.json", dir);
+	assert_int_equal(mkfifo(pipe, 0600), 0);
+	assert_int_equal(td_tokenizer_load(pipe, &t, &err), TD_E_INVALID); /* instead of waiting for a writer */
+	assert_non_null(strstr(err.text, "not a regular file"));
+	assert_int_equal(td_tokenizer_load(dir, &t, &err), TD_E_INVALID);
+	assert_int_equal(unlink(pipe), 0);
+	assert_int_equal(mkdir(pipe, 0700), 0);
+	assert_int_equal(td_tokenizer_load(dir, &t, &err), TD_E_INVALID);
+	assert_int_equal(rmdir(pipe), 0);
+	assert_int_equal(rmdir(dir), 0);
+	assert_int_equal(td_tokenizer_load("/dev/zero", &t, &err), TD_E_INVALID);
 	assert_int_equal(td_tokenizer_load("Makefile", &t, &err), TD_E_FORMAT);
 	assert_non_null(strstr(err.text, "line 1"));
 	assert_int_equal(td_tokenizer_load("models/tiny", &t, &err), 0);
