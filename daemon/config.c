@@ -44,7 +44,7 @@ static const struct setting settings[] = {
 	{"tandem", "resume_s", INT, AT(resume_s), 0, 86400, "60", "a request can be resumed so long after it ended or its client vanished", NULL},
 	{"model", "target", TEXT, AT(target), 0, 0, "", "folder of the model; must be set", NULL},
 	{"model", "drafter", TEXT, AT(drafter), 0, 0, "", "folder of its drafter, or none: plain decoding; must be set", NULL},
-	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder", NULL},
+	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder; --synthetic: the shipped one", NULL},
 	{"model", "name", TEXT, AT(name), 0, 0, "", "what clients are told; empty: name of the target's folder", NULL},
 	{"model", "thinking", TEXT, AT(thinking), 0, 0, "auto", "for chats that do not say: auto is on from 4B up, as the models are published", "auto|on|off"},
 	{"model", "weights", TEXT, AT(weights), 0, 0, "file", "file: as the files have them; bf16: 4-bit weights are expanded at load", "file|bf16"},
@@ -404,7 +404,8 @@ void td_daemon_config_help(FILE *out)
 
 	fputs("usage: tandemd [--config FILE] [--check] [--version] [--synthetic NAME] [--section.key=value]...\n\n"
 	      "Serves one model over a Unix socket. --check validates the configuration and the model's files' heads, and ends.\n"
-	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory.\n"
+	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory;\n"
+	      "without model.tokenizer the one that ships with tandem turns its tokens into text.\n"
 	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
 	      "Exit codes: 0 ended by a signal, 1 something failed while running, 2 wrong usage or configuration.\n",
 	      out);

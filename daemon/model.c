@@ -74,31 +74,69 @@ static int load_configs(const struct td_daemon_config *c, struct td_model *m, st
 
 /* ---- tokenizer --------------------------------------------------------------------------------------------------------------------- */
 
-static int load_tokenizer(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+/* A model without files has none; any that fits will do, and the shipped one is there: installed, in a bundle, in the source tree. */
+static int shipped_tokenizer(char path[PATH_MAX])
+{
+	static const char *const place[] = {"../share/tandem", "..", "../.."};
+	int found = 0;
+
+	for (size_t i = 0; i < sizeof(place) / sizeof(*place) && !found; i++) {
+		char name[64], *at;
+
+		snprintf(name, sizeof(name), "%s/models/tiny/tokenizer.json", place[i]);
+		at = td_model_beside(name);
+		found = readable(at) && snprintf(path, PATH_MAX, "%s", at) < PATH_MAX;
+		free(at);
+	}
+	return found;
+}
+
+static int find_tokenizer(const struct td_daemon_config *c, char path[PATH_MAX], struct td_error *err)
 {
 	static const char *const place[] = {"%s/tokenizer.json", "%s/../tokenizer.json"};
-	char path[PATH_MAX];
-	int found = 0, rc;
 
 	if (c->tokenizer[0]) {
-		found = snprintf(path, sizeof(path), "%s", c->tokenizer) < (int)sizeof(path);
-		if (!readable(path))
-			return td_error_set(err, TD_E_NOT_FOUND, "model.tokenizer = %s: %s", c->tokenizer, strerror(errno));
+		if (snprintf(path, PATH_MAX, "%s", c->tokenizer) < PATH_MAX && readable(path))
+			return 0;
+		return td_error_set(err, TD_E_NOT_FOUND, "model.tokenizer = %s: %s", c->tokenizer, strerror(errno));
 	}
-	for (int i = 0; i < 2 && !found; i++) {
-		if (snprintf(path, sizeof(path), place[i], c->target) >= (int)sizeof(path))
-			continue;
-		found = readable(path);
+	if (td_synthetic(c->target)) {
+		if (shipped_tokenizer(path))
+			return 0;
+		return td_error_set(err, TD_E_NOT_FOUND, "the tokenizer that ships with tandem (models/tiny) is not where it was installed: set model.tokenizer");
 	}
-	if (!found)
-		return td_error_set(err, TD_E_NOT_FOUND, "there is no tokenizer.json in %s nor beside it: set model.tokenizer", c->target);
+	for (int i = 0; i < 2; i++)
+		if (snprintf(path, PATH_MAX, place[i], c->target) < PATH_MAX && readable(path))
+			return 0;
+	return td_error_set(err, TD_E_NOT_FOUND, "there is no tokenizer.json in %s nor beside it: set model.tokenizer", c->target);
+}
+
+/* The chat template writes these as single tokens; without them a chat would be read as plain text that happens to hold angle brackets. */
+static int check_template_tokens(const struct td_model *m, const char *path, struct td_error *err)
+{
+	static const char *const token[] = {"<|im_start|>", "<|im_end|>"};
+
+	for (int i = 0; i < 2; i++)
+		if (td_tokenizer_added(m->tokenizer, token[i]) < 0)
+			return td_error_set(err, TD_E_MISMATCH, "%s has no added token %s, which chats of a %s model are made of: it belongs to another model", path,
+					    token[i], m->target.model_type);
+	return 0;
+}
+
+static int load_tokenizer(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	char path[PATH_MAX];
+	int rc;
+
+	if ((rc = find_tokenizer(c, path, err)))
+		return rc;
 	if ((rc = td_tokenizer_load(path, &m->tokenizer, err)))
 		return td_error_prefix(err, "model.tokenizer");
 	m->vocab_real = td_tokenizer_size(m->tokenizer);
 	if (m->vocab_real > m->target.vocab)
 		return td_error_set(err, TD_E_MISMATCH, "%s has ids up to %d, the target's vocabulary only %d: it belongs to another model", path,
 				    m->vocab_real - 1, m->target.vocab);
-	return 0;
+	return check_template_tokens(m, path, err);
 }
 
 static void end_add(struct td_model *m, int id)
@@ -115,8 +153,7 @@ static void find_ends(struct td_model *m)
 {
 	for (int i = 0; i < m->target.n_eos; i++)
 		end_add(m, m->target.eos[i]);
-	if (!strncmp(m->target.model_type, "qwen3_5", 7))
-		end_add(m, td_tokenizer_added(m->tokenizer, "<|im_end|>"));
+	end_add(m, td_tokenizer_added(m->tokenizer, "<|im_end|>"));
 }
 
 /* ---- sizes ------------------------------------------------------------------------------------------------------------------------- */
