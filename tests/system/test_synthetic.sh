@@ -4,7 +4,7 @@
 . "$(dirname "$0")/daemon_lib.sh"
 WORKER=$BIN/tandem-target
 real() {
-	start --engine.drafter_worker="$BIN/tandem-drafter" --model.tokenizer="$ROOT/models/tiny/tokenizer.json" "$@"
+	start --engine.drafter_worker="$BIN/tandem-drafter" "$@" # the tokenizer is found
 }
 ask() {
 	timeout 30 "$BIN/tandem" run --socket "$SOCK" --max-tokens 24 "list the files" >"$1" 2>&1
@@ -27,6 +27,16 @@ real --synthetic qwen3.5-9b:bf16 --engine.slots=64 --engine.context=262144
 ask "$T/refused" && fail "a terabyte of cache was accepted"
 grep -q 'needs [0-9.]* GiB .* lower engine.slots, engine.context or engine.kv_tokens' "$T/refused" || fail "refused otherwise: $(cat "$T/refused")"
 stop
+
+# the line of the README; found from where it was installed, too, and missed with a clear sentence
+"$BIN/tandemd" --synthetic qwen3.5-4b --check --engine.device=cpu --tandem.runtime_dir="$T/run" >"$OUT" 2>&1 || fail "--synthetic qwen3.5-4b alone is refused"
+mkdir -p "$T/p/bin" "$T/p/lib/tandem" "$T/p/share/tandem/models/tiny"
+cp "$BIN/tandemd" "$T/p/bin"
+cp "$BIN/tandem-target" "$BIN/tandem-drafter" "$T/p/lib/tandem"
+"$T/p/bin/tandemd" --synthetic qwen3.5-4b --check --engine.device=cpu --tandem.runtime_dir="$T/run" >"$OUT" 2>&1 && fail "no tokenizer, and no word"
+grep -q 'set model.tokenizer' "$OUT" || fail "the message does not say what to set: $(cat "$OUT")"
+cp "$ROOT/models/tiny/tokenizer.json" "$T/p/share/tandem/models/tiny"
+"$T/p/bin/tandemd" --synthetic qwen3.5-4b --check --engine.device=cpu --tandem.runtime_dir="$T/run" >"$OUT" 2>&1 || fail "the installed tokenizer is not found: $(cat "$OUT")"
 
 tandemd_run --synthetic qwen3.5-5b >"$OUT" 2>&1 && fail "an unknown size was accepted"
 grep -q 'there is no such model' "$OUT" || fail "the message does not say what is wrong"
