@@ -1,6 +1,7 @@
 /*
  * pack.h: bytes of a packed linear map on each backend (td_ops.pack_bytes) and of what the CUDA operations work in (td_ops.lend), as plain arithmetic
- * that needs no backend: tandemd plans memory with it and links no kernels. The backends use these same functions, so plan and arena can't differ. Their orders are described where they pack.
+ * that needs no backend: tandemd plans memory with it and links no kernels. The backends use these same functions, so plan and arena can't differ. Their
+ * orders are described where they pack.
  */
 #ifndef TD_PACK_H
 #define TD_PACK_H

@@ -42,7 +42,8 @@ static __device__ __forceinline__ float2 pair_at(const float *x, int c)
 }
 
 /* Pairs of columns; one by one where rows do not lie so. */
-template <class T> static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int paired)
+template <class T>
+static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int paired)
 {
 	float sum = 0, scale;
 
