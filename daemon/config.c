@@ -47,6 +47,7 @@ static const struct setting settings[] = {
 	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder; --synthetic: the shipped one", NULL},
 	{"model", "name", TEXT, AT(name), 0, 0, "", "what clients are told; empty: name of the target's folder", NULL},
 	{"model", "thinking", TEXT, AT(thinking), 0, 0, "auto", "for chats that do not say: auto is on from 4B up, as the models are published", "auto|on|off"},
+	{"model", "trust_content", TEXT, AT(trust_content), 0, 0, "no", "yes: a control token written inside a chat's message (<|im_end|>) counts as one; no: it is text", "yes|no"},
 	{"model", "weights", TEXT, AT(weights), 0, 0, "file", "file: as the files have them; bf16: 4-bit weights are expanded at load", "file|bf16"},
 	{"engine", "device", TEXT, AT(device), 0, 0, "auto", "auto: the GPU where one and the CUDA module are there", "auto|cpu|cuda"},
 	{"engine", "slots", INT, AT(slots), 1, TD_SLOTS_MAX, "4", "requests that run at once", NULL},
@@ -66,6 +67,7 @@ static const struct setting settings[] = {
 	{"limits", "output_buffer", SIZE, AT(output_buffer), 4096, 1 << 30, "4M", "bytes that may wait for a client's reading before its requests pause", NULL},
 	{"limits", "slow_reader_s", INT, AT(slow_reader_s), 1, 86400, "60", "a client that leaves its buffer full for so long is dropped", NULL},
 	{"limits", "max_frame", SIZE, AT(max_frame), 65536, 1 << 30, "8M", "largest message of a client, bytes", NULL},
+	{"limits", "input_memory", SIZE, AT(input_memory), 65536, 1LL << 40, "64M", "bytes of half-received messages of all clients; past it the largest is refused", NULL},
 	{"limits", "resume_memory", SIZE, AT(resume_memory), 0, 1LL << 40, "64M", "bytes of ended requests kept for Resume; the oldest go first", NULL},
 	{"defaults", "temperature", REAL, AT(temperature), 0, 100, "0", "of requests that do not say; 0: greedy", NULL},
 	{"defaults", "top_k", INT, AT(top_k), 0, INT_MAX, "0", "0: off", NULL},
@@ -239,17 +241,16 @@ static int load_file(struct td_daemon_config *c, const char *path, struct td_err
 
 /* ---- options ----------------------------------------------------------------------------------------------------------------------- */
 
-/* The value of an option "--name=value" or "--name value"; moves *i past what it used. NULL when this argument is another option. */
-static const char *option_value(int argc, char **argv, int *i, const char *name)
+/* The value of an option "--name=value" or "--name value" into *value; moves *i past what it used. 0 when this argument is another option. */
+static int option_value(int argc, char **argv, int *i, const char *name, const char **value, struct td_error *err)
 {
 	const char *arg = argv[*i];
 	size_t n = strlen(name);
 
 	if (strncmp(arg, name, n) || (arg[n] && arg[n] != '='))
-		return NULL;
-	if (arg[n] == '=')
-		return arg + n + 1;
-	return *i + 1 < argc ? argv[++*i] : "";
+		return 0;
+	*value = arg[n] == '=' ? arg + n + 1 : *i + 1 < argc ? argv[++*i] : "";
+	return **value ? 1 : td_error_set(err, TD_E_INVALID, "option %s needs a value", name);
 }
 
 static int take_option(struct td_daemon_config *c, int argc, char **argv, int *i, struct td_error *err)
@@ -301,6 +302,7 @@ static int fill_paths(struct td_daemon_config *c, struct td_error *err)
 	if (!c->socket || !c->socket[0]) {
 		free(c->socket);
 		c->socket = strdup(path);
+		c->socket_by_default = 1;
 	}
 	if (!c->runtime_dir || !c->runtime_dir[0]) {
 		free(c->runtime_dir);
@@ -317,6 +319,9 @@ static int check_whole(const struct td_daemon_config *c, struct td_error *err)
 		return td_error_set(err, TD_E_INVALID, "model.drafter is not set: name the folder of its drafter, or none for plain decoding");
 	if (c->context != TD_AUTO && c->context % TD_PAGE)
 		return td_error_set(err, TD_E_INVALID, "engine.context = %d: must be a multiple of %d", c->context, TD_PAGE);
+	if (c->input_memory < c->max_frame)
+		return td_error_set(err, TD_E_INVALID, "limits.input_memory = %lld: must hold one message of limits.max_frame = %lld bytes",
+				    (long long)c->input_memory, (long long)c->max_frame);
 	if (c->chunk % 64)
 		return td_error_set(err, TD_E_INVALID, "engine.chunk = %d: must be a multiple of 64", c->chunk);
 	return 0;
@@ -346,13 +351,13 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 		if (settings[i].def && (rc = set(c, &settings[i], settings[i].def, err)))
 			return rc;
 	for (int i = 1; i < argc; i++)
-		if ((value = option_value(argc, argv, &i, "--config")))
-			file = value;
+		if ((rc = option_value(argc, argv, &i, "--config", &file, err)) < 0)
+			return rc;
 	if (file || access(DEFAULT_FILE, F_OK) == 0)
 		if ((rc = load_file(c, file ? file : DEFAULT_FILE, err)))
 			return rc;
 	for (int i = 1; i < argc; i++) {
-		if (option_value(argc, argv, &i, "--config"))
+		if (option_value(argc, argv, &i, "--config", &file, err))
 			continue;
 		if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h"))
 			*action = TD_HELP;
@@ -360,9 +365,9 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 			*action = TD_VERSION_ACTION;
 		else if (!strcmp(argv[i], "--check"))
 			*action = TD_CHECK;
-		else if ((value = option_value(argc, argv, &i, "--synthetic")))
+		else if ((rc = option_value(argc, argv, &i, "--synthetic", &value, err)) > 0)
 			rc = take_synthetic(c, value, err);
-		else
+		else if (!rc)
 			rc = take_option(c, argc, argv, &i, err);
 		if (rc)
 			return rc;
@@ -407,7 +412,8 @@ void td_daemon_config_help(FILE *out)
 	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory;\n"
 	      "without model.tokenizer the one that ships with tandem turns its tokens into text.\n"
 	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
-	      "Exit codes: 0 ended by a signal, 1 something failed while running, 2 wrong usage or configuration.\n",
+	      "Exit codes: 0 ended by a signal; 2 the command line, the settings, the files or the system's limits must be changed before it can start; 1 anything\n"
+	      "else failed, and the same command may do another time (a path or socket that is in use, for example).\n",
 	      out);
 	for (int i = 0; i < N_SETTINGS; i++) {
 		const struct setting *s = &settings[i];

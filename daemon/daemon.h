@@ -35,6 +35,7 @@
 #include "engine/control.h"
 #include "engine/error.h"
 #include "engine/log.h"
+#include "engine/memplan.h"
 #include "engine/model.h"
 #include "engine/shm.h"
 #include "engine/tokenizer.h"
@@ -52,16 +53,17 @@ enum { TD_AUTO = -1 }; /* of an int setting: decided by model.c */
 struct td_daemon_config {
 	/* tandem */
 	char *socket, *runtime_dir, *log_file;
+	int socket_by_default; /* nobody chose its path */
 	int socket_mode, log_level, max_connections, handshake_s, drain_s, resume_s;
 	/* model */
-	char *target, *drafter, *tokenizer, *name, *thinking, *weights;
+	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *trust_content;
 	/* engine */
 	char *device, *target_worker, *drafter_worker, *mps, *mps_control;
 	int mps_active_thread_percentage;
 	int slots, context, kv_tokens, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
 	/* limits */
 	int queue, slow_reader_s;
-	int64_t output_buffer, max_frame, resume_memory;
+	int64_t output_buffer, max_frame, input_memory, resume_memory;
 	/* defaults */
 	double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
 	int top_k, max_tokens;
@@ -86,18 +88,24 @@ struct td_model {
 	int vocab_real; /* ids from here on do not exist */
 	int n_end, end[TD_STOP_IDS_MAX]; /* ids that end an answer unless ignore_eos */
 	int thinking_default;
+	int trust_content; /* control tokens written in a chat's contents count */
 	char name[128];
 	const char *device; /* "cpu" or "cuda" */
 	struct td_shm_config shm;
 	int kv_pages;
 	int k, k_max; /* drafts per step: of a request that does not say, and the most of one that does; 0 without drafter */
 	char *target_worker, *drafter_worker; /* executables */
+	struct td_memplan memory;
+	int memory_known;
 };
 
 int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
 void td_model_finish(struct td_model *m);
 char *td_model_beside(const char *name); /* path of something beside this executable; malloc'd, or NULL */
-void td_model_tell_memory(const struct td_daemon_config *c, const struct td_model *m); /* the plan, into the log */
+/* Reads the heads of the weight files. What no other start would find different (a file or tensor that is missing, damaged, of a wrong shape) is an error;
+ * that memory can't be planned for another reason is only told. */
+int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
+void td_model_tell_memory(const struct td_model *m); /* the plan, if there is one, into the log */
 
 /* ---- device.c ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -442,6 +450,7 @@ void td_child_gone(struct td_child *c); /* child.c calls it when the process was
 void td_child_ready(struct td_child *c); /* likewise, after Ready */
 
 /* supervisor.c */
+int td_is_lasting(int code); /* what will be the same the next time: files and settings, as opposed to crashes */
 int td_supervisor_open(struct td_daemon *d, struct td_error *err);
 void td_supervisor_check(struct td_daemon *d, uint64_t now_us); /* starts, time limits, watchdog */
 void td_supervisor_close(struct td_daemon *d);
@@ -472,7 +481,7 @@ struct td_daemon {
 	int shm_fd;
 	uint32_t epoch;
 	struct td_listener listener;
-	int fd_limit; /* clients' descriptors are below */
+	int fds_short; /* cfg.max_connections had to be lowered to what the limit of open files leaves */
 	struct td_session *sessions, *dirty;
 	int n_sessions;
 	struct td_request *requests, *retired_head, *retired_tail;

@@ -104,6 +104,8 @@ int td_device_fall_back(struct td_daemon *d, const char *why)
 	snprintf(how, sizeof(how), "host memory: the GPU cannot be used: %.400s", why);
 	td_mps_off(d, how);
 	td_log(TD_LOG_WARN, "the GPU cannot be used (%s): going on with the CPU", why);
-	td_model_tell_memory(&d->cfg, &d->model);
+	if (td_model_plan_memory(&d->cfg, &d->model, &err))
+		td_log(TD_LOG_WARN, "memory can't be planned: %s", err.text);
+	td_model_tell_memory(&d->model);
 	return 1;
 }

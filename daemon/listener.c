@@ -3,18 +3,16 @@
  *
  * The lock (flock on <runtime_dir>/lock) is what makes a daemon the only one; it goes away with the process, however that ends. A socket file that
  * nobody listens on is a leftover and is replaced; one that answers belongs to somebody and is an error.
- * Some descriptors are left to the workers: a successor needs a dozen, and a crowd of clients must not keep it from starting. Should they run out all
- * the same (the system's own limit), one is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
+ * Clients get no descriptor that the workers may need (main.c counts them at the start): a crowd must not keep a successor from starting. Should they
+ * run out all the same (the system's own limit), one is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
  * fails, accepting rests until the next turn of the timer, since a readable listening socket would otherwise wake the loop without end.
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -24,7 +22,22 @@
 #include "engine/fault.h"
 #include "engine/log.h"
 
-enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64, FDS_KEPT = 26 };
+enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64 };
+
+/* What errno says of a path: most of it will be the same at the next start. */
+static int path_code(void)
+{
+	switch (errno) {
+	case EACCES:
+	case EPERM:
+	case EROFS:
+		return TD_E_PERMISSION;
+	case ENOENT:
+	case ENOTDIR:
+		return TD_E_NOT_FOUND;
+	}
+	return TD_E_IO;
+}
 
 /* Makes a folder and its parents. */
 static int make_folder(const char *path, mode_t mode, struct td_error *err)
@@ -40,8 +53,7 @@ static int make_folder(const char *path, mode_t mode, struct td_error *err)
 		memcpy(part, path, i);
 		part[i] = 0;
 		if (mkdir(part, i == n ? mode : 0755) < 0 && errno != EEXIST)
-			return td_error_set(err, errno == EACCES || errno == EPERM || errno == EROFS ? TD_E_PERMISSION : TD_E_IO, "cannot make the folder %s: %s",
-					    part, strerror(errno));
+			return td_error_set(err, path_code(), "cannot make the folder %s: %s", part, strerror(errno));
 	}
 	return 0;
 }
@@ -61,7 +73,7 @@ int td_listener_lock(struct td_daemon *d, struct td_error *err)
 	snprintf(path, sizeof(path), "%s/lock", dir);
 	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
 	if (fd < 0)
-		return td_error_set(err, errno == EACCES || errno == EROFS ? TD_E_PERMISSION : TD_E_IO, "cannot open %s: %s", path, strerror(errno));
+		return td_error_set(err, path_code(), "cannot open %s: %s", path, strerror(errno));
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		char pid[32] = "";
 		ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);
@@ -85,7 +97,7 @@ static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
 	if (lstat(sa->sun_path, &st) < 0)
 		return 0; /* bind tells what else is wrong */
 	if (!S_ISSOCK(st.st_mode))
-		return td_error_set(err, TD_E_BUSY, "tandem.socket = %s: something that is not a socket is there; remove it, or choose another path",
+		return td_error_set(err, TD_E_INVALID, "tandem.socket = %s: something that is not a socket is there; remove it, or choose another path",
 				    sa->sun_path);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
@@ -187,10 +199,8 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 			continue;
 		if (fd < 0)
 			return;
-		if (fd >= d->fd_limit) /* descriptors are given out from below: so few are left */
-			turn_away(d, fd, NO_FD);
-		else if (d->n_sessions >= d->cfg.max_connections)
-			turn_away(d, fd, "tandemd has as many connections as tandem.max_connections allows");
+		if (d->n_sessions >= d->cfg.max_connections)
+			turn_away(d, fd, d->fds_short ? NO_FD : "tandemd has as many connections as tandem.max_connections allows");
 		else if (td_session_open(d, fd, &err))
 			td_log(TD_LOG_WARN, "connection refused: %s", err.text);
 	}
@@ -225,8 +235,7 @@ static int bind_and_listen(struct td_daemon *d, const struct sockaddr_un *sa, st
 	rc = bind(l->fd, (const struct sockaddr *)sa, sizeof(*sa));
 	umask(mask);
 	if (rc < 0)
-		return td_error_set(err, errno == EACCES || errno == EPERM || errno == EROFS ? TD_E_PERMISSION : TD_E_IO, "tandem.socket = %s: cannot make it: %s",
-				    sa->sun_path, strerror(errno));
+		return td_error_set(err, path_code(), "tandem.socket = %s: cannot make it: %s", sa->sun_path, strerror(errno));
 	l->path = strdup(sa->sun_path);
 	if (chmod(sa->sun_path, (mode_t)d->cfg.socket_mode) < 0 || lstat(sa->sun_path, &st) < 0)
 		return td_error_set(err, TD_E_IO, "tandem.socket = %s: %s", sa->sun_path, strerror(errno));
@@ -242,7 +251,6 @@ int td_listener_open(struct td_daemon *d, struct td_error *err)
 	struct td_listener *l = &d->listener;
 	struct sockaddr_un sa = {.sun_family = AF_UNIX};
 	char parent[sizeof(sa.sun_path)], *slash;
-	struct rlimit rl;
 	int rc;
 
 	if (strlen(d->cfg.socket) >= sizeof(sa.sun_path))
@@ -254,12 +262,10 @@ int td_listener_open(struct td_daemon *d, struct td_error *err)
 	if (slash && slash != parent) {
 		*slash = 0;
 		/* The default folder is ours to make; one that a person chose must be there, else a typing error makes folders. */
-		if (!strcmp(parent, d->cfg.runtime_dir) && (rc = make_folder(parent, 0755, err)))
+		if ((d->cfg.socket_by_default || !strcmp(parent, d->cfg.runtime_dir)) && (rc = make_folder(parent, 0755, err)))
 			return td_error_prefix(err, "tandem.socket");
 	}
 	l->spare_fd = spare_open();
-	d->fd_limit = getrlimit(RLIMIT_NOFILE, &rl) || rl.rlim_cur > INT_MAX ? INT_MAX : (int)rl.rlim_cur;
-	d->fd_limit -= d->fd_limit / 8 < FDS_KEPT ? d->fd_limit / 8 : FDS_KEPT;
 	if ((rc = clear_path(&sa, err)) || (rc = bind_and_listen(d, &sa, err)))
 		return rc;
 	uv_poll_init(&d->loop, &l->poll, l->fd);

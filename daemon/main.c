@@ -6,7 +6,9 @@
  * goes to stage 2 at once and does not ask.
  * What must never happen: an end that leaves a worker, a socket file or a control socket behind.
  */
+#include <dirent.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +22,8 @@
 
 enum { TICK_MS = 100, S = 1000000, LAST_WORDS_US = 1 * S, WORKERS_END_US = 2 * S };
 enum { EXIT_RUNTIME = 1, EXIT_CONFIG = 2 };
+/* What tandemd itself has open at most, standard descriptors left out: 31 were counted with both workers and a log file while one starts, and MPS. */
+enum { FDS_OWN = 36 };
 
 /* ---- ending ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -193,15 +197,51 @@ static void start_loop(struct td_daemon *d)
 	uv_signal_start(&d->sig_hup, on_reopen_signal, SIGHUP);
 }
 
-/* As many connections as the administrator allows, not as many as a shell's default does. */
-static void raise_limits(void)
+/* As much as the administrator allows, not as much as a shell's default does. */
+static rlim_t raise_limit(__rlimit_resource_t what)
 {
 	struct rlimit rl;
 
-	if (getrlimit(RLIMIT_NOFILE, &rl) == 0 && rl.rlim_cur < rl.rlim_max) {
+	if (getrlimit(what, &rl))
+		return RLIM_INFINITY;
+	if (rl.rlim_cur < rl.rlim_max) {
+		rlim_t soft = rl.rlim_cur;
+
 		rl.rlim_cur = rl.rlim_max;
-		setrlimit(RLIMIT_NOFILE, &rl);
+		if (setrlimit(what, &rl))
+			rl.rlim_cur = soft;
 	}
+	return rl.rlim_cur;
+}
+
+/* Descriptors that are open already, whoever left them to us; `most` when they cannot be counted. */
+static int open_fds(int most)
+{
+	DIR *dir = opendir("/proc/self/fd");
+	int n = -3; /* ".", "..", and the folder's own */
+
+	if (!dir)
+		return most;
+	while (readdir(dir))
+		n++;
+	closedir(dir);
+	return n;
+}
+
+/* libuv and nanomsg end the process when they find no descriptor, so what they may need is known to be there before they are asked for anything. */
+static int take_limits(struct td_daemon *d, struct td_error *err)
+{
+	rlim_t most = raise_limit(RLIMIT_NOFILE);
+	int limit = most > INT_MAX ? INT_MAX : (int)most, rest = limit - open_fds(limit) - FDS_OWN;
+
+	raise_limit(RLIMIT_FSIZE);
+	if (rest < 1)
+		return td_error_set(err, TD_E_LIMIT, "the limit of %d open files is too low: %d are needed for one connection (ulimit -n, LimitNOFILE)", limit,
+				    limit - rest + 1);
+	d->fds_short = rest < d->cfg.max_connections;
+	if (d->fds_short)
+		d->cfg.max_connections = rest;
+	return 0;
 }
 
 /* Whoever closed them for us: a socket under the number of stderr would get the log. */
@@ -222,7 +262,9 @@ static void log_plan(const struct td_daemon *d)
 
 	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
-	td_model_tell_memory(&d->cfg, m);
+	if (d->fds_short)
+		td_log(TD_LOG_WARN, "the limit of open files leaves room for %d connections (ulimit -n, LimitNOFILE)", d->cfg.max_connections);
+	td_model_tell_memory(m);
 	if (td_device_is_gpu(m) && d->mps.how[0])
 		td_log(TD_LOG_WARN, "the workers share the GPU by %s", d->mps.how);
 }
@@ -265,6 +307,12 @@ static int complain(const struct td_error *err, int code)
 	return code;
 }
 
+/* One rule: 2 when the command line, the settings, the files or the limits must change before another start can help; 1 when it may help as it is. */
+static int exit_code(const struct td_error *err)
+{
+	return td_is_lasting(err->code) || err->code == TD_E_LIMIT ? EXIT_CONFIG : EXIT_RUNTIME;
+}
+
 int main(int argc, char **argv)
 {
 	static struct td_daemon d;
@@ -286,19 +334,18 @@ int main(int argc, char **argv)
 	}
 	td_log_open("tandemd", (enum td_log_level)d.cfg.log_level);
 	td_fault_arm(getenv("TANDEM_FAULT"));
-	raise_limits();
 	d.started_us = td_now_us();
 	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
-	rc = td_model_load(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
+	rc = take_limits(&d, &err) || td_model_load(&d.cfg, &d.model, &err) || td_model_plan_memory(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
 	if (!rc && action == TD_CHECK && td_mps_find(&d, &err)) {
 		rc = complain(&err, EXIT_CONFIG);
 	} else if (!rc && action == TD_CHECK) {
-		td_model_tell_memory(&d.cfg, &d.model);
+		td_model_tell_memory(&d.model);
 		puts("the configuration is fine");
 	} else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err)) {
 		rc = complain(&err, EXIT_CONFIG);
 	} else if (!rc && serve(&d, &err)) {
-		rc = complain(&err, err.code == TD_E_INVALID ? EXIT_CONFIG : EXIT_RUNTIME);
+		rc = complain(&err, exit_code(&err));
 	}
 	td_model_finish(&d.model);
 	td_daemon_config_finish(&d.cfg);

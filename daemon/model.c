@@ -1,8 +1,8 @@
 /*
  * model.c: what tandemd knows of the model before a worker runs: config.json of both, the tokenizer, and the sizes that follow.
  *
- * No tensor is read here: that is the workers' part. Whatever a person can get wrong in the configuration is refused here, in one sentence, before
- * anything is started. The result never changes, so other threads may read it.
+ * Of the weights only the files' heads are read: tensors are the workers' part. Whatever a person can get wrong in configuration and files is refused
+ * here, in one sentence, before anything is started. The result never changes, so other threads may read it.
  */
 #include <errno.h>
 #include <limits.h>
@@ -14,7 +14,6 @@
 
 #include "daemon/daemon.h"
 #include "engine/log.h"
-#include "engine/memplan.h"
 
 enum { DEFAULT_CONTEXT = 4096, CPU_DRAFTS = 4, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
 
@@ -248,20 +247,28 @@ static void name_model(const struct td_daemon_config *c, struct td_model *m)
 		snprintf(m->name, sizeof(m->name), "model");
 }
 
-/* Only told: the workers compare it with what is free, and refuse. A folder without usable weights is theirs to refuse, too. */
-void td_model_tell_memory(const struct td_daemon_config *c, const struct td_model *m)
+int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
 					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm, .kv_pages = m->kv_pages};
-	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
-	struct td_memplan p;
-	struct td_error err;
+	int rc = td_memplan_make(&of, &m->memory, err);
 
-	if (td_memplan_make(&of, &p, &err)) {
-		td_log(TD_LOG_WARN, "memory can't be planned: %s", err.text);
+	m->memory_known = rc == 0;
+	if (td_is_lasting(rc))
+		return rc;
+	if (rc)
+		td_log(TD_LOG_WARN, "memory can't be planned: %s", err->text);
+	return 0;
+}
+
+/* Only told: the workers compare it with what is free, and refuse. */
+void td_model_tell_memory(const struct td_model *m)
+{
+	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
+
+	if (!m->memory_known)
 		return;
-	}
-	td_memplan_text(&p, line);
+	td_memplan_text(&m->memory, line);
 	for (int i = 0; i < TD_MEMPLAN_LINES; i++)
 		if (line[i][0])
 			td_log(TD_LOG_INFO, "memory of the %s: %s", m->device, line[i]);
@@ -278,6 +285,7 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 		td_model_finish(m);
 		return rc;
 	}
+	m->trust_content = !strcmp(c->trust_content, "yes");
 	find_ends(m);
 	name_model(c, m);
 	return 0;

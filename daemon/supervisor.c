@@ -86,8 +86,7 @@ void td_supervisor_reset_done(struct td_daemon *d, struct td_child *c, uint32_t 
 
 /* ---- failures ---------------------------------------------------------------------------------------------------------------------- */
 
-/* What will be the same the next time: files and settings, as opposed to crashes. */
-static int is_lasting(int code)
+int td_is_lasting(int code)
 {
 	switch (code) {
 	case TD_E_NOT_FOUND:
@@ -156,7 +155,7 @@ static void note_failure(struct td_child *c, int at_work)
 	c->retry_us = now + (uint64_t)delay_ms[step] * 1000;
 	do_without(c);
 	often = at_work ? c->failures > AT_WORK_MAX : c->failures > FAILURES_MAX && now - fifth_last < FAILURES_WINDOW_US;
-	if (c->failed || is_lasting(c->why) || is_no_gpu(c) || often)
+	if (c->failed || td_is_lasting(c->why) || is_no_gpu(c) || often)
 		give_up(c);
 }
 

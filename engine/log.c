@@ -44,6 +44,7 @@ enum { N_LEVELS = sizeof(level_name) / sizeof(level_name[0]) };
 void td_log_open(const char *who, enum td_log_level level)
 {
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGXFSZ, SIG_IGN); /* a file that may not grow (ulimit -f) costs lines, not the process */
 	pthread_mutex_lock(&lg.lock);
 	lg.who = who;
 	lg.level = level;

@@ -184,7 +184,8 @@ int td_shm_create(const struct td_shm_config *cfg, int *fd, struct td_shm **shm,
 	if (f < 0)
 		return td_error_set(err, errno == EMFILE || errno == ENFILE ? TD_E_LIMIT : TD_E_IO, "shared memory: memfd_create: %s", strerror(errno));
 	if (ftruncate(f, (off_t)head.size) < 0 || fcntl(f, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-		rc = td_error_set(err, TD_E_IO, "shared memory: cannot size it to %llu bytes: %s", (unsigned long long)head.size, strerror(errno));
+		rc = td_error_set(err, errno == EFBIG ? TD_E_LIMIT : TD_E_IO, "shared memory: cannot size it to %llu bytes: %s%s",
+				  (unsigned long long)head.size, strerror(errno), errno == EFBIG ? " (ulimit -f, LimitFSIZE)" : "");
 		goto failed;
 	}
 	rc = map(f, head.size, shm, err);

@@ -31,9 +31,64 @@ END
 stop
 grep -q 'log lines were lost here: No space left' "$T/logs/tandemd.log" || fail "lost lines are not told"
 
-# ---- no descriptors: 40 in all, some 25 of them in use; the crowd is told, or has to wait, and those who are in are served
+# ---- too few descriptors are refused in one line; with as many as that line asks for it serves, and says how many connections it takes
+for n in 5 6 9 14 17 18 19 20 23 26 30 33 34 35 36 39; do
+	code=0
+	(
+		ulimit -n "$n"
+		tandemd_run
+	) >"$T/few" 2>&1 || code=$?
+	[ $code = 2 ] || fail "with $n descriptors it ended with code $code: $(tail -n 3 "$T/few")"
+	[ "$(grep -c . "$T/few")" = 1 ] || fail "with $n descriptors it says: $(cat "$T/few")"
+done
+need=$(sed -n 's/.*too low: \([0-9]*\) are needed.*/\1/p' "$T/few")
+[ "${need:-0}" -ge 40 ] || fail "it does not say what it needs: $(cat "$T/few")"
 (
-	ulimit -n 40
+	ulimit -n "$need"
+	start
+	echo "$PID" >"$T/pid"
+) || exit 1
+PID=$(cat "$T/pid")
+grep -q 'leaves room for 1 connections' "$LOG" || fail "it does not say that it takes few connections"
+raw <<'END'
+greet 0
+connect 1
+expect "error code=limit text=tandemd has no file descriptor left"
+eof
+use 0
+wait_status "state=ready"
+kill target 9
+sleep 50
+gen tag=1 ids=300,301 max_tokens=20
+until "finish reason=2"
+END
+stop
+# ---- files that may not grow: the log loses lines, nothing else; a limit that leaves no room for the shared memory is told in one line
+code=0
+(
+	ulimit -f 1
+	tandemd_run --tandem.log_file="$T/small" >"$T/few" 2>&1
+) || code=$?
+[ $code = 2 ] || fail "ulimit -f 1: it ended with code $code: $(tail -n 3 "$T/few")"
+[ "$(wc -l <"$T/few")" = 1 ] || fail "ulimit -f 1: it says $(cat "$T/few")"
+truncate -s 200000000 "$T/big" # a sparse file counts, too: the log is at its limit from the start
+(
+	ulimit -f $((200000000 / 512))
+	start --tandem.log_file="$T/big"
+	echo "$PID" >"$T/pid"
+) || exit 1
+PID=$(cat "$T/pid")
+raw <<'END'
+greet 0
+gen tag=1 ids=300,301 max_tokens=50
+until "finish reason=2"
+END
+stop
+rm -f "$T/big"
+
+# ---- few descriptors; the crowd is told, or has to wait, and those who are in are served
+(
+	ulimit -n $((need + 8))
 	start --tandem.handshake_s=3
 	echo "$PID" >"$T/pid"
 ) || exit 1

@@ -9,7 +9,6 @@ refused() { # code, text, options...
 	tandemd_run "$@" >"$T/refused.out" 2>"$T/refused" </dev/null
 	got=$?
 	[ $got = "$code" ] || fail "exit code $got instead of $code for: $* ($(cat "$T/refused"))"
-	sed -i '/^[0-9-]*T[0-9:.]*Z info/d' "$T/refused" # what it has found so far may be told before
 	[ "$(wc -l <"$T/refused")" = 1 ] || fail "not one line for $*: $(cat "$T/refused")"
 	grep -q -- "$text" "$T/refused" || fail "'$text' is not said for $*: $(cat "$T/refused")"
 	grep -q '^tandemd: ' "$T/refused" || fail "no name before: $(cat "$T/refused")"
@@ -35,6 +34,10 @@ refused 2 'tandem.socket_mode = 999' --tandem.socket_mode=999
 refused 2 'tandem.log_level = loud' --tandem.log_level=loud
 refused 2 'limits.max_frame = 8X' --limits.max_frame=8X
 refused 2 'needs a value' --engine.slots
+refused 2 'option --config needs a value' --config
+refused 2 'option --config needs a value' --config=
+refused 2 'option --synthetic needs a value' --synthetic
+refused 2 'limits.input_memory = 1048576: must hold one message of limits.max_frame = 8388608 bytes' --limits.input_memory=1M
 refused 2 'cannot read /nowhere/x.ini: No such file' --config /nowhere/x.ini
 printf '[engine]\nslots = 2\n\n[engine]\nslotz = 3\n' >"$T/c.ini"
 refused 2 "$T/c.ini:5: unknown setting engine.slotz" --config "$T/c.ini"
@@ -62,6 +65,38 @@ for change in 's/"hidden_size": 512/"hidden_size": 1024/' 's/"vocab_size": 8192/
 	! cmp -s "$T/m/drafter/config.json" "$ROOT/models/tiny/drafter-int4/config.json" || fail "'$change' changes nothing"
 	refused 2 'model.drafter' --model.drafter="$T/m/drafter"
 done
+# ---- weights that cannot load: told at once, by --check and by a start alike
+parts() { # a copy of the tiny model whose weights are links
+	rm -rf "$T/m"
+	mkdir -p "$T/m/target" "$T/m/drafter"
+	ln -s "$ROOT"/models/tiny/target-int4/* "$T/m/target/"
+	ln -s "$ROOT"/models/tiny/drafter-int4/* "$T/m/drafter/"
+	ln -s "$ROOT/models/tiny/tokenizer.json" "$T/m/tokenizer.json" 2>/dev/null
+	rm "$T/m/$1/$2"
+}
+checked() {
+	refused 2 "$1" --check --model.target="$T/m/target" --model.drafter="$T/m/drafter"
+}
+for worker in target drafter; do
+	tiny=$ROOT/models/tiny/$worker-int4
+	parts $worker model.safetensors
+	checked 'holds neither model.safetensors nor model.safetensors.index.json'
+	head -c 20000 "$tiny/model.safetensors" >"$T/m/$worker/model.safetensors"
+	checked 'model.safetensors: .*truncated'
+	refused 2 'truncated' --model.target="$T/m/target" --model.drafter="$T/m/drafter"
+	rm "$T/m/$worker/model.safetensors"
+	mkdir "$T/m/$worker/model.safetensors"
+	checked 'model.safetensors: is not a regular file'
+	rmdir "$T/m/$worker/model.safetensors"
+	ln -s /dev/zero "$T/m/$worker/model.safetensors"
+	checked 'model.safetensors: is not a regular file'
+	parts $worker config.json
+	sed 's/"intermediate_size": \([0-9]*\)/"intermediate_size": 2\1/' "$tiny/config.json" >"$T/m/$worker/config.json"
+	checked 'mlp'
+done
+parts drafter config.json # one tap more than the fc tensor has columns for
+awk '/"target_layer_ids"/ { print; print "   0,"; next } { print }' "$ROOT/models/tiny/drafter-int4/config.json" >"$T/m/drafter/config.json"
+checked 'fc'
 tandemd_run --check >"$T/refused" 2>&1 || fail "--check of a good configuration: $(cat "$T/refused")"
 tandemd_run --check --model.drafter=none --engine.drafter_worker=/nowhere >"$T/refused" 2>&1 || fail "without a drafter: $(cat "$T/refused")"
 "$BIN/tandemd" --version | grep -q '^tandemd [0-9]' || fail "--version"
@@ -71,13 +106,19 @@ tandemd_run --check --model.drafter=none --engine.drafter_worker=/nowhere >"$T/r
 long=/tmp/$(printf '%0110d' 0)
 refused 2 "tandem.socket: the path has 115 bytes, a Unix socket's may have 107 at most" --tandem.socket="$long"
 refused 2 'tandem.runtime_dir = .* too long' --tandem.runtime_dir="$long"
-refused 1 'tandem.socket = /nowhere/s: cannot make it: No such file' --tandem.socket=/nowhere/s
-refused 1 'cannot make' --tandem.socket=/proc/s
-refused 1 'cannot make the folder /proc/x' --tandem.runtime_dir=/proc/x
-refused 1 'something that is not a socket is there' --tandem.socket="$T/c.ini"
+refused 2 'tandem.socket = /nowhere/s: cannot make it: No such file' --tandem.socket=/nowhere/s
+refused 2 'cannot make' --tandem.socket=/proc/s
+refused 2 'cannot make the folder /proc/x' --tandem.runtime_dir=/proc/x
+refused 2 'something that is not a socket is there' --tandem.socket="$T/c.ini"
 [ -s "$T/c.ini" ] || fail "a file that is no socket was removed"
 refused 2 'cannot open the log file /nowhere/log' --tandem.log_file=/nowhere/log
 [ -z "$(find "$T" -name '*.ipc')" ] && [ ! -e "$SOCK" ] || fail "a refused start left sockets behind"
+
+# ---- only the runtime folder is chosen: the socket's folder is the default one, and is made
+code=0
+XDG_RUNTIME_DIR=$T/xdg timeout 1 "$BIN/tandemd" --tandem.runtime_dir="$T/run3" --model.target="$ROOT/models/tiny/target-int4" --model.drafter=none \
+	--engine.target_worker="$WORKER" --engine.device=cpu >"$T/refused" 2>&1 || code=$?
+grep -q "socket $T/xdg/tandem/tandem.sock\$" "$T/refused" || fail "the default socket's folder is not made: $(cat "$T/refused")"
 
 # ---- a second daemon: on the same folder, on the same socket; the first does not notice
 start
