@@ -179,7 +179,12 @@ int td_cmd_run(int argc, char **argv)
 	if (td_generation_ready(&r.gen, "run"))
 		goto out;
 	prompt = td_prompt_text(&words, "run");
-	code = prompt ? ask(&r, prompt) : TD_EXIT_FAILED;
+	if (!prompt)
+		code = TD_EXIT_FAILED;
+	else if (r.raw ? *prompt : prompt[strspn(prompt, " \t\r\n\v\f")])
+		code = ask(&r, prompt);
+	else
+		fprintf(stderr, "tandem run: the prompt is empty\n");
 out:
 	free(prompt);
 	td_list_finish(&words);

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -265,6 +266,10 @@ static int wait_ready(int fd, short events, uint64_t until_us)
 
 static int connect_failed(const struct tandem *t, int cause, struct td_error *err)
 {
+	struct stat st;
+
+	if (cause == ECONNREFUSED && stat(t->path, &st) == 0 && !S_ISSOCK(st.st_mode)) /* the system's word for a file as well as for a dead socket */
+		cause = ENOTSOCK;
 	switch (cause) {
 	case ENOENT:
 		return td_error_set(err, TD_E_NOT_FOUND, "no daemon at %s: start tandemd, or name its socket with --socket or TANDEM_SOCKET", t->path);

@@ -258,8 +258,8 @@ struct td_request {
 /* Checks everything and tokenises; touches nothing but the model and the configuration, so any thread may call it. NULL + err when refused. */
 struct td_request *td_request_create(const struct td_daemon_config *c, const struct td_model *m, const Tandem__Generate *g, struct td_error *err);
 void td_request_free(struct td_request *r);
-/* Prompt text of a chat; malloc'd. */
-int td_request_render(const struct td_model *m, const Tandem__Chat *chat, char **text, size_t *n, struct td_error *err);
+/* A chat's ids, by the template. Control tokens inside its contents are text unless the model's configuration trusts them. */
+int td_request_chat_ids(const struct td_model *m, const Tandem__Chat *chat, struct td_ids *ids, struct td_error *err);
 /* Appends the tokens of a commit as far as they count. 1 when the answer is complete (*stopped: by a stop string, so the target goes on), or an error. */
 int td_request_commit(struct td_request *r, const int32_t *token, int n, const struct td_verdict *v, int *stopped, struct td_error *err);
 

@@ -27,8 +27,6 @@ static void work(uv_work_t *w)
 	struct td_job *j = w->data;
 	const struct td_model *m = &j->d->model;
 	const Tandem__Tokenize *t = j->msg->tokenize;
-	char *text = NULL;
-	size_t n = 0;
 
 	if (j->msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE) {
 		j->request = td_request_create(&j->d->cfg, m, j->msg->generate, &j->error);
@@ -37,9 +35,7 @@ static void work(uv_work_t *w)
 	if (t->input_case == TANDEM__TOKENIZE__INPUT_TEXT) {
 		td_encode(m->tokenizer, t->text, strlen(t->text), 1, &j->ids, &j->error);
 	} else if (t->input_case == TANDEM__TOKENIZE__INPUT_CHAT) {
-		if (td_request_render(m, t->chat, &text, &n, &j->error) == 0)
-			td_encode(m->tokenizer, text, n, 1, &j->ids, &j->error);
-		free(text);
+		td_request_chat_ids(m, t->chat, &j->ids, &j->error);
 	} else {
 		td_error_set(&j->error, TD_E_INVALID, "nothing to tokenise: give text or chat");
 	}

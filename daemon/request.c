@@ -35,7 +35,7 @@ static int chat_calls(const Tandem__ChatMessage *in, struct td_chat_call **out, 
 	return 0;
 }
 
-int td_request_render(const struct td_model *m, const Tandem__Chat *chat, char **text, size_t *n, struct td_error *err)
+static int render(const struct td_model *m, const Tandem__Chat *chat, char **text, size_t *n, struct td_spans *given, struct td_error *err)
 {
 	struct td_chat_message *msg = calloc(chat->n_message ? chat->n_message : 1, sizeof(*msg));
 	struct td_chat c = {.message = msg, .n_messages = (int)chat->n_message, .tool = (const char *const *)chat->tool, .n_tools = (int)chat->n_tool,
@@ -59,11 +59,37 @@ int td_request_render(const struct td_model *m, const Tandem__Chat *chat, char *
 		msg[i] = (struct td_chat_message){in->role, in->content, in->reasoning_content, call, (int)in->n_tool_call};
 	}
 	if (!rc)
-		rc = td_chat_render(&c, text, n, err);
+		rc = td_chat_render(&c, text, n, given, err);
 	for (size_t i = 0; i < chat->n_message; i++)
 		free((void *)msg[i].call);
 	free(msg);
 	return rc;
+}
+
+int td_request_chat_ids(const struct td_model *m, const Tandem__Chat *chat, struct td_ids *ids, struct td_error *err)
+{
+	struct td_spans given = {0};
+	char *text = NULL;
+	size_t n = 0;
+	int rc = render(m, chat, &text, &n, &given, err);
+
+	if (!rc)
+		rc = m->trust_content ? td_encode(m->tokenizer, text, n, 1, ids, err) : td_encode_guarded(m->tokenizer, text, n, &given, ids, err);
+	td_spans_finish(&given);
+	free(text);
+	return rc;
+}
+
+/* A model answers an empty question with an invented one; who asks so has lost the question on the way. */
+static int check_question(const Tandem__Chat *chat, struct td_error *err)
+{
+	size_t i = chat->n_message;
+
+	while (i > 0 && strcmp(chat->message[i - 1]->role, "user"))
+		i--;
+	if (i && td_chat_blank(chat->message[i - 1]->content))
+		return td_error_set(err, TD_E_INVALID, "the prompt is empty: message %zu, the last of the user, holds no text", i);
+	return 0;
 }
 
 static int copy_ids(const struct td_model *m, const Tandem__TokenIds *in, struct td_ids *out, struct td_error *err)
@@ -81,8 +107,6 @@ static int copy_ids(const struct td_model *m, const Tandem__TokenIds *in, struct
 
 static int read_prompt(const struct td_model *m, const Tandem__Generate *g, struct td_ids *ids, struct td_error *err)
 {
-	char *text = NULL;
-	size_t n = 0;
 	int rc;
 
 	switch (g->input_case) {
@@ -90,10 +114,9 @@ static int read_prompt(const struct td_model *m, const Tandem__Generate *g, stru
 		rc = td_encode(m->tokenizer, g->text, strlen(g->text), 1, ids, err);
 		break;
 	case TANDEM__GENERATE__INPUT_CHAT:
-		rc = td_request_render(m, g->chat, &text, &n, err);
+		rc = check_question(g->chat, err);
 		if (!rc)
-			rc = td_encode(m->tokenizer, text, n, 1, ids, err);
-		free(text);
+			rc = td_request_chat_ids(m, g->chat, ids, err);
 		break;
 	case TANDEM__GENERATE__INPUT_TOKENS:
 		rc = copy_ids(m, g->tokens, ids, err);

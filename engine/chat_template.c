@@ -3,11 +3,13 @@
  *
  * Two passes. The first checks every message and finds the last real question: assistant turns after it keep their thinking, those before lose
  * it. The second writes turn by turn. The fixed wording is the format that the model was trained on: it must not be improved.
+ * What the template writes goes through own(), what the request gave through given(), which notes the range.
  * The result belongs to the caller; inputs are only read. Nothing may be rendered that the reference refuses, and nothing refused that it renders.
  */
 #include "engine/chat_template.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/pyvalue.h"
@@ -66,9 +68,58 @@ static int has_role(const struct td_chat *chat, int i, const char *role)
 	return i >= 0 && i < chat->n_messages && !strcmp(chat->message[i].role, role);
 }
 
-static void add(struct td__text *out, struct span p)
+/* ---- writing ----------------------------------------------------------------------------------------------------------------------- */
+
+struct out {
+	struct td__text text;
+	struct td_spans *given; /* NULL: nobody asks */
+};
+
+static void own(struct out *out, const char *s)
 {
-	td__text_add(out, p.s, p.n);
+	td__text_puts(&out->text, s);
+}
+
+/* What was written from `from` on is the request's. */
+static void note(struct out *out, size_t from)
+{
+	struct td_spans *g = out->given;
+
+	if (!g || out->text.failed || out->text.n == from)
+		return;
+	if (g->n == g->size) {
+		size_t size = 2 * g->size + 16;
+		struct td_span *p = realloc(g->span, size * sizeof(*p));
+
+		if (!p) {
+			out->text.failed = 1;
+			return;
+		}
+		g->span = p;
+		g->size = size;
+	}
+	g->span[g->n++] = (struct td_span){from, out->text.n};
+}
+
+static void given(struct out *out, struct span p)
+{
+	size_t from = out->text.n;
+
+	td__text_add(&out->text, p.s, p.n);
+	note(out, from);
+}
+
+static void given_text(struct out *out, const char *s)
+{
+	given(out, (struct span){s, strlen(s)});
+}
+
+static void given_json(struct out *out, const json_t *v, void (*write)(struct td__text *, const json_t *))
+{
+	size_t from = out->text.n;
+
+	write(&out->text, v);
+	note(out, from);
 }
 
 /* ---- checks ------------------------------------------------------------------------------------------------------------------------ */
@@ -120,14 +171,14 @@ static int is_question(const struct td_chat *chat, int i)
 
 /* ---- turns ------------------------------------------------------------------------------------------------------------------------- */
 
-static int render_system(struct td__text *out, const struct td_chat *chat, struct td_error *err)
+static int render_system(struct out *out, const struct td_chat *chat, struct td_error *err)
 {
-	const int given = has_role(chat, 0, "system");
-	const struct span content = given ? stripped(chat->message[0].content) : (struct span){"", 0};
+	const int stated = has_role(chat, 0, "system");
+	const struct span content = stated ? stripped(chat->message[0].content) : (struct span){"", 0};
 	int i, code;
 
 	if (chat->n_tools) {
-		td__text_puts(out, tools_head);
+		own(out, tools_head);
 		for (i = 0; i < chat->n_tools; i++) {
 			char what[32];
 			json_t *tool;
@@ -135,20 +186,20 @@ static int render_system(struct td__text *out, const struct td_chat *chat, struc
 			snprintf(what, sizeof(what), "tools[%d]", i);
 			if ((code = td__py_parse_object(chat->tool[i], what, &tool, err)))
 				return code;
-			td__text_puts(out, "\n");
-			td__py_json(out, tool);
+			own(out, "\n");
+			given_json(out, tool, td__py_json);
 			json_decref(tool);
 		}
-		td__text_puts(out, tools_tail);
+		own(out, tools_tail);
 		if (content.n)
-			td__text_puts(out, "\n\n");
-	} else if (given) {
-		td__text_puts(out, "<|im_start|>system\n");
+			own(out, "\n\n");
+	} else if (stated) {
+		own(out, "<|im_start|>system\n");
 	} else {
 		return 0;
 	}
-	add(out, content);
-	td__text_puts(out, TURN_END);
+	given(out, content);
+	own(out, TURN_END);
 	return 0;
 }
 
@@ -184,34 +235,34 @@ static struct span take_thinking(struct span *content)
 	return p;
 }
 
-static int render_call(struct td__text *out, const struct td_chat_call *call, int message, int index, struct td_error *err)
+static int render_call(struct out *out, const struct td_chat_call *call, int message, int index, struct td_error *err)
 {
 	json_t *arguments, *value;
 	const char *key;
 	char what[64];
 	int code;
 
-	td__text_puts(out, "<tool_call>\n<function=");
-	td__text_puts(out, call->name);
-	td__text_puts(out, ">\n");
+	own(out, "<tool_call>\n<function=");
+	given_text(out, call->name);
+	own(out, ">\n");
 	if (call->arguments) {
 		snprintf(what, sizeof(what), "messages[%d].tool_calls[%d].arguments", message, index);
 		if ((code = td__py_parse_object(call->arguments, what, &arguments, err)))
 			return code;
 		json_object_foreach (arguments, key, value) {
-			td__text_puts(out, "<parameter=");
-			td__text_puts(out, key);
-			td__text_puts(out, ">\n");
-			td__py_argument(out, value);
-			td__text_puts(out, "\n</parameter>\n");
+			own(out, "<parameter=");
+			given_text(out, key);
+			own(out, ">\n");
+			given_json(out, value, td__py_argument);
+			own(out, "\n</parameter>\n");
 		}
 		json_decref(arguments);
 	}
-	td__text_puts(out, "</function>\n</tool_call>");
+	own(out, "</function>\n</tool_call>");
 	return 0;
 }
 
-static int render_assistant(struct td__text *out, const struct td_chat *chat, int i, int keep_thinking, struct td_error *err)
+static int render_assistant(struct out *out, const struct td_chat *chat, int i, int keep_thinking, struct td_error *err)
 {
 	const struct td_chat_message *m = &chat->message[i];
 	struct span content = stripped(m->content), thinking, bare;
@@ -219,46 +270,46 @@ static int render_assistant(struct td__text *out, const struct td_chat *chat, in
 
 	thinking = m->reasoning ? (struct span){m->reasoning, strlen(m->reasoning)} : take_thinking(&content);
 	td__py_strip(&thinking.s, &thinking.n);
-	td__text_puts(out, "<|im_start|>assistant\n");
+	own(out, "<|im_start|>assistant\n");
 	if (keep_thinking) {
-		td__text_puts(out, THINK_OPEN "\n");
-		add(out, thinking);
-		td__text_puts(out, "\n" THINK_CLOSE "\n\n");
+		own(out, THINK_OPEN "\n");
+		given(out, thinking);
+		own(out, "\n" THINK_CLOSE "\n\n");
 	}
-	add(out, content);
+	given(out, content);
 	bare = content;
 	td__py_strip(&bare.s, &bare.n);
 	for (c = 0; c < m->n_calls; c++) {
-		td__text_puts(out, c ? "\n" : bare.n ? "\n\n" : "");
+		own(out, c ? "\n" : bare.n ? "\n\n" : "");
 		if ((code = render_call(out, &m->call[c], i, c, err)))
 			return code;
 	}
-	td__text_puts(out, TURN_END);
+	own(out, TURN_END);
 	return 0;
 }
 
-static void render_tool(struct td__text *out, const struct td_chat *chat, int i)
+static void render_tool(struct out *out, const struct td_chat *chat, int i)
 {
 	/* Answers in a row share one turn. A tool message at the very start opens none: so the reference has it. */
 	if (i && !has_role(chat, i - 1, "tool"))
-		td__text_puts(out, "<|im_start|>user");
-	td__text_puts(out, "\n" RESPONSE_OPEN "\n");
-	add(out, stripped(chat->message[i].content));
-	td__text_puts(out, "\n" RESPONSE_CLOSE);
+		own(out, "<|im_start|>user");
+	own(out, "\n" RESPONSE_OPEN "\n");
+	given(out, stripped(chat->message[i].content));
+	own(out, "\n" RESPONSE_CLOSE);
 	if (!has_role(chat, i + 1, "tool"))
-		td__text_puts(out, TURN_END);
+		own(out, TURN_END);
 }
 
-static int render(struct td__text *out, const struct td_chat *chat, int last_question, struct td_error *err)
+static int render(struct out *out, const struct td_chat *chat, int last_question, struct td_error *err)
 {
 	int thinking = chat->enable_thinking < 0 ? chat->thinking_default : chat->enable_thinking;
 	int i, code = render_system(out, chat, err);
 
 	for (i = 0; i < chat->n_messages && !code; i++) {
 		if (has_role(chat, i, "user")) {
-			td__text_puts(out, "<|im_start|>user\n");
-			add(out, stripped(chat->message[i].content));
-			td__text_puts(out, TURN_END);
+			own(out, "<|im_start|>user\n");
+			given(out, stripped(chat->message[i].content));
+			own(out, TURN_END);
 		} else if (has_role(chat, i, "assistant")) {
 			code = render_assistant(out, chat, i, i > last_question, err);
 		} else if (has_role(chat, i, "tool")) {
@@ -268,13 +319,13 @@ static int render(struct td__text *out, const struct td_chat *chat, int last_que
 	if (code)
 		return code;
 	if (chat->add_generation_prompt)
-		td__text_puts(out, thinking ? "<|im_start|>assistant\n" THINK_OPEN "\n" : "<|im_start|>assistant\n" THINK_OPEN "\n\n" THINK_CLOSE "\n\n");
-	return out->failed ? td_error_set(err, TD_E_NOMEM, "out of memory while rendering a chat of %d messages", chat->n_messages) : 0;
+		own(out, thinking ? "<|im_start|>assistant\n" THINK_OPEN "\n" : "<|im_start|>assistant\n" THINK_OPEN "\n\n" THINK_CLOSE "\n\n");
+	return out->text.failed ? td_error_set(err, TD_E_NOMEM, "out of memory while rendering a chat of %d messages", chat->n_messages) : 0;
 }
 
-int td_chat_render(const struct td_chat *chat, char **text, size_t *n, struct td_error *err)
+int td_chat_render(const struct td_chat *chat, char **text, size_t *n, struct td_spans *ranges, struct td_error *err)
 {
-	struct td__text out = {0};
+	struct out out = {.given = ranges};
 	int i, code, last_question = -1;
 
 	*text = NULL;
@@ -291,10 +342,15 @@ int td_chat_render(const struct td_chat *chat, char **text, size_t *n, struct td
 		return td_error_set(err, TD_E_INVALID, "messages has no user message that asks something: give one (a tool's answer alone doesn't count)");
 	code = render(&out, chat, last_question, err);
 	if (code) {
-		td__text_finish(&out);
+		td__text_finish(&out.text);
 		return code;
 	}
-	*text = out.s;
-	*n = out.n;
+	*text = out.text.s;
+	*n = out.text.n;
 	return 0;
+}
+
+int td_chat_blank(const char *content)
+{
+	return stripped(content).n == 0;
 }

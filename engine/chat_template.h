@@ -1,7 +1,8 @@
 /*
  * chat_template.h: the Qwen3.5 chat template in C: messages to the prompt text (rules: qwen35 5.4, i.e. chat_template.jinja of Qwen3.5-4B).
  *
- * The rendered text is encoded with parse_added = 1, as the reference does: an added token written inside a content counts as that token.
+ * The reference encodes the whole text alike, so that "<|im_end|>" written by a user ends the user's turn. Here the text says which of it was given by
+ * the request, so that an encoder can leave what looks like a control token there as text (td_encode_guarded).
  */
 #ifndef TD_CHAT_TEMPLATE_H
 #define TD_CHAT_TEMPLATE_H
@@ -9,6 +10,7 @@
 #include <stddef.h>
 
 #include "engine/error.h"
+#include "engine/tokenizer.h"
 
 struct td_chat_call {
 	const char *name;
@@ -31,7 +33,10 @@ struct td_chat {
 	int thinking_default;
 };
 
-/* malloc'd, NUL-terminated text of the prompt; TD_E_INVALID with a sentence for what the template refuses. */
-int td_chat_render(const struct td_chat *chat, char **text, size_t *n, struct td_error *err);
+/* malloc'd, NUL-terminated text of the prompt; TD_E_INVALID with a sentence for what the template refuses. `ranges` (may be NULL; else the caller's to
+ * finish, also after an error) is filled with the ranges that the request's own words take: contents, thinking, tools, names and arguments of calls. */
+int td_chat_render(const struct td_chat *chat, char **text, size_t *n, struct td_spans *ranges, struct td_error *err);
+/* 1 when the template makes nothing of this content: NULL, empty, white space. */
+int td_chat_blank(const char *content);
 
 #endif

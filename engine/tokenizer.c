@@ -6,6 +6,7 @@
  */
 #include "engine/tokenizer.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/nfc.h"
@@ -18,6 +19,12 @@ struct work {
 	struct td__split_work split;
 	struct td__bpe_work bpe;
 };
+
+void td_spans_finish(struct td_spans *s)
+{
+	free(s->span);
+	memset(s, 0, sizeof(*s));
+}
 
 int td_tokenizer_size(const struct td_tokenizer *t)
 {
@@ -64,22 +71,37 @@ static int encode_plain(const struct td_tokenizer *t, struct work *w, const char
 	return more;
 }
 
-static int encode_all(const struct td_tokenizer *t, struct work *w, const char *text, size_t n, int parse_added, struct td_ids *out,
+/* Added tokens are looked for in the gaps between the guarded ranges only; what lies between two found ones is one text. */
+static int encode_all(const struct td_tokenizer *t, struct work *w, const char *text, size_t n, const struct td_spans *guarded, struct td_ids *out,
 		      struct td_error *err)
 {
 	const struct td__added_token *found;
-	size_t from = 0, start;
+	size_t from = 0, at = 0, start;
 	int code;
 
-	while (parse_added && (found = td__added_find(&t->added, text, n, from, &start))) {
-		if ((code = encode_plain(t, w, text + from, start - from, out, err)) || (code = td__ids_push(out, found->id, err)))
-			return code;
-		from = start + found->n;
+	for (size_t i = 0; i <= guarded->n; i++) {
+		size_t end = i < guarded->n ? guarded->span[i].from : n;
+
+		while ((found = td__added_find(&t->added, text, end, at, &start))) {
+			if ((code = encode_plain(t, w, text + from, start - from, out, err)) || (code = td__ids_push(out, found->id, err)))
+				return code;
+			from = at = start + found->n;
+		}
+		if (i < guarded->n)
+			at = guarded->span[i].to;
 	}
 	return encode_plain(t, w, text + from, n - from, out, err);
 }
 
 int td_encode(const struct td_tokenizer *t, const char *text, size_t n, int parse_added, struct td_ids *out, struct td_error *err)
+{
+	struct td_span all = {0, n};
+	const struct td_spans guarded = {.span = &all, .n = parse_added ? 0 : 1};
+
+	return td_encode_guarded(t, text, n, &guarded, out, err);
+}
+
+int td_encode_guarded(const struct td_tokenizer *t, const char *text, size_t n, const struct td_spans *guarded, struct td_ids *out, struct td_error *err)
 {
 	struct work w = {0};
 	size_t before = out->n;
@@ -93,7 +115,7 @@ int td_encode(const struct td_tokenizer *t, const char *text, size_t n, int pars
 		return td_error_set(err, TD_E_INVALID, "the text is not valid UTF-8: send it as UTF-8, or as token ids");
 	code = td__split_work_init(&w.split, t->split, err);
 	if (!code)
-		code = encode_all(t, &w, text, n, parse_added, out, err);
+		code = encode_all(t, &w, text, n, guarded, out, err);
 	if (code)
 		out->n = before;
 	td__nfc_finish(&w.nfc);

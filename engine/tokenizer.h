@@ -33,6 +33,19 @@ void td_ids_finish(struct td_ids *ids);
 /* Appends the ids of `text`. parse_added 0: added tokens in the text are ordinary text (user content that must not forge turns). */
 int td_encode(const struct td_tokenizer *t, const char *text, size_t n, int parse_added, struct td_ids *out, struct td_error *err);
 
+/* Byte ranges of a text, ascending, apart from each other. */
+struct td_span {
+	size_t from, to;
+};
+struct td_spans {
+	struct td_span *span;
+	size_t n, size;
+};
+void td_spans_finish(struct td_spans *s);
+/* As with parse_added 1, but an added token counts only where it lies between the ranges: what touches one is ordinary text. The text is not cut at their
+ * borders, so ordinary text gets the ids that it always gets. */
+int td_encode_guarded(const struct td_tokenizer *t, const char *text, size_t n, const struct td_spans *guarded, struct td_ids *out, struct td_error *err);
+
 /* Bytes of one token (for added tokens their text, read by the byte alphabet where it fits, as the reference decodes). NULL when id is out of
  * range or unused. Owned by the tokenizer. */
 const char *td_token_bytes(const struct td_tokenizer *t, int id, size_t *n);

@@ -35,7 +35,7 @@ static void add(struct prompts *p, const struct td_tokenizer *tok, const char *t
 	char *prompt;
 	size_t n;
 
-	if (td_chat_render(&chat, &prompt, &n, &err) || td_encode(tok, prompt, n, 1, &p->ids[p->n++], &err))
+	if (td_chat_render(&chat, &prompt, &n, NULL, &err) || td_encode(tok, prompt, n, 1, &p->ids[p->n++], &err))
 		fail(&err);
 	free(prompt);
 }

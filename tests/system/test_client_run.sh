@@ -13,8 +13,10 @@ one_line "no daemon at $T/elsewhere"
 code 3 run --socket "/$(printf '%0200d' 1)" hi
 one_line "allows 107"
 : >"$T/file"
-code 3 run --socket "$T/file" hi
-one_line "nobody listens"
+for f in "$T/file" "$T"; do
+	code 3 run --socket "$f" hi
+	one_line "$f is not a socket"
+done
 
 # Wrong usage: one line, exit code 2, nothing on stdout.
 for c in "run --no-such x" "run --max-tokens" "run --max-tokens=x x" "run --top-p=. x" "run --raw=1 x" "run --raw --think x" "run --bias 5 x" "run --stop-id a x" \
@@ -23,6 +25,18 @@ for c in "run --no-such x" "run --max-tokens" "run --max-tokens=x x" "run --top-
 	[ "$(wc -l <"$T/err")" = 1 ] || fail "$c: $(cat "$T/err")"
 	[ ! -s "$OUT" ] || fail "$c wrote to stdout"
 done
+# An empty prompt is no question, wherever it comes from: a model would invent one.
+for p in '' ' ' '
+'; do
+	code 2 run "$p"
+	one_line "the prompt is empty"
+	[ ! -s "$OUT" ] || fail "an empty prompt gave something"
+done
+code 2 run --raw ''
+one_line "the prompt is empty"
+"$TANDEM" run </dev/null >"$OUT" 2>"$T/err"
+[ $? = 2 ] || fail "empty stdin is not exit code 2"
+one_line "the prompt is empty"
 code 2
 for c in run chat status tokenize doctor bench; do
 	code 0 $c --help

@@ -32,7 +32,7 @@ static void expect_chat(const struct td_chat *chat, const char *want)
 	char *text;
 	size_t n;
 
-	if (td_chat_render(chat, &text, &n, &err))
+	if (td_chat_render(chat, &text, &n, NULL, &err))
 		fail_msg("%s", err.text);
 	assert_string_equal(text, want);
 	assert_int_equal(n, strlen(want));
@@ -44,7 +44,7 @@ static void expect_refused(const struct td_chat *chat, const char *says)
 	struct td_error err = {0};
 	char *text = (char *)"";
 	size_t n;
-	int code = td_chat_render(chat, &text, &n, &err);
+	int code = td_chat_render(chat, &text, &n, NULL, &err);
 
 	if (code != TD_E_INVALID || !strstr(err.text, says) || text)
 		fail_msg("expected TD_E_INVALID and \"%s\", got %d: %s", says, code, err.text);
@@ -336,7 +336,7 @@ static void test_nul_in_an_argument(void **state)
 	size_t n;
 
 	(void)state;
-	assert_int_equal(td_chat_render(&chat, &text, &n, &err), 0);
+	assert_int_equal(td_chat_render(&chat, &text, &n, NULL, &err), 0);
 	assert_int_equal(n, strlen(text) + 1 + strlen("b\n</parameter>\n</function>\n</tool_call><|im_end|>\n"));
 	free(text);
 }

@@ -132,11 +132,13 @@ static int render(void)
 	const struct td_chat_call call = {"f", "{\"k\": \"v\"}"};
 	const struct td_chat_message m[] = {{.role = "user", .content = "Q"}, {.role = "assistant", .content = "A", .call = &call, .n_calls = 1}};
 	const struct td_chat chat = {.message = m, .n_messages = 2, .tool = tool, .n_tools = 1};
+	struct td_spans given = {0};
 	struct td_error err = {0};
 	char *text;
 	size_t n;
-	int code = td_chat_render(&chat, &text, &n, &err);
+	int code = td_chat_render(&chat, &text, &n, &given, &err);
 
+	td_spans_finish(&given);
 	if (code && (text || n || !err.text[0]))
 		return 1;
 	free(text);
