@@ -197,8 +197,12 @@ static void check_memory(struct td_doctor *d, const struct td_target_config *t, 
 
 static void quant_text(const struct td_quant *q, char *text, size_t size)
 {
-	if (q->group)
-		snprintf(text, size, "%d-bit weights in groups of %d", q->bits, q->group);
+	if (q->n_sizes > 1)
+		snprintf(text, size, "%d-bit weights in groups of %d sizes", q->bits, q->n_sizes);
+	else if (q->n_sizes && q->size[0] > 0)
+		snprintf(text, size, "%d-bit weights in groups of %d", q->bits, q->size[0]);
+	else if (q->n_sizes)
+		snprintf(text, size, "%d-bit weights, a scale for each row", q->bits);
 	else
 		snprintf(text, size, "unquantised weights");
 }

@@ -271,7 +271,7 @@ static void quant_group(struct td__cfg *c, const json_t *group, const char *form
 {
 	const json_t *w = td__cfg_object(c, group, "weights");
 	const char *type, *order;
-	int size;
+	int size, i = 0;
 
 	format = td__cfg_text(c, group, "format", format);
 	if (!format || strcmp(format, "pack-quantized") != 0)
@@ -293,7 +293,12 @@ static void quant_group(struct td__cfg *c, const json_t *group, const char *form
 	if (strcmp(order, "static") != 0 && strcmp(order, "weight") != 0)
 		td__cfg_fail(c, TD_E_UNSUPPORTED, "activation order (actorder %.40s) is not supported", order);
 	size = group_size(c, w);
-	q->group = q->group == 0 || q->group == size ? size : -1;
+	while (i < q->n_sizes && q->size[i] != size)
+		i++;
+	if (i == TD_QUANT_SIZES)
+		td__cfg_fail(c, TD_E_UNSUPPORTED, "quantization_config names more than %d group sizes", TD_QUANT_SIZES);
+	else if (i == q->n_sizes)
+		q->size[q->n_sizes++] = size;
 }
 
 void td__cfg_quant(struct td__cfg *c, const json_t *o, struct td_quant *q)

@@ -145,6 +145,7 @@ static void taps(struct td__cfg *c, const json_t *o, const json_t *dflash, struc
 		td__cfg_fail(c, TD_E_FORMAT, "target_layer_ids has %zu entries; 1..%d are supported", n, TD_TAPS_MAX);
 		return;
 	}
+	/* Any order: the list's order is the order of the parts of fc's input, whatever the layers' numbers. Published lists grow. */
 	d->n_taps = (int)n;
 	for (int i = 0; i < d->n_taps; i++) {
 		d->tap[i] = td__cfg_item(c, list, (size_t)i, "target_layer_ids", 0, (d->target_layers ? d->target_layers : TD_LAYERS_MAX) - 1);

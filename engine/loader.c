@@ -270,6 +270,24 @@ static void check_weight_shape(struct td__loader *l, const struct td_st_tensor *
 			      (long long)wide[1], out, in);
 }
 
+/* The tensors' shapes are what counts; a config that says otherwise is of other tensors. */
+static void check_group(struct td__loader *l, const struct found *f, int in)
+{
+	const struct td_quant *q = l->quant;
+	char said[128] = "";
+	size_t at = 0;
+
+	for (int i = 0; i < q->n_sizes; i++) {
+		int size = q->size[i] < 0 ? in : q->size[i];
+
+		if (size == f->group)
+			return;
+		at += (size_t)snprintf(said + at, sizeof(said) - at, q->size[i] < 0 ? "%s%d (a row)" : "%s%d", i ? " or " : "", size);
+	}
+	if (q->n_sizes)
+		fail(l, TD_E_FORMAT, "tensor %s has groups of %d, quantization_config says %s", f->scale->name, f->group, said);
+}
+
 static void find_packed(struct td__loader *l, const char *name, int out, int in, struct found *f)
 {
 	const struct td_st_tensor *shape = need(l, name, ".weight_shape");
@@ -293,8 +311,7 @@ static void find_packed(struct td__loader *l, const char *name, int out, int in,
 	if (l->rc)
 		return;
 	f->group = (int)(in / groups);
-	if (l->quant->group > 0 && f->group != l->quant->group)
-		fail(l, TD_E_FORMAT, "tensor %s has groups of %d, quantization_config says %d", f->scale->name, f->group, l->quant->group);
+	check_group(l, f, in);
 	if (l->how.expand) {
 		f->kind = TD_W_BF16;
 		f->codes = f->group;

@@ -19,8 +19,10 @@ enum { TD_LAYERS_MAX = 128, TD_TAPS_MAX = 16, TD_EOS_MAX = 8, TD_FUSED_MAX = 4 }
 
 /* ---- config.json ------------------------------------------------------------------------------------------------------------------- */
 
-struct td_quant { /* from quantization_config; group 0 = none, -1 = per channel or several sizes: the tensors' shapes say */
-	int bits, group, symmetric;
+enum { TD_QUANT_SIZES = 8 };
+struct td_quant { /* from quantization_config; zeroed = none */
+	int bits, symmetric;
+	int n_sizes, size[TD_QUANT_SIZES]; /* of groups of columns that share a scale, all different; -1 = a whole row. A packed tensor must have one of them */
 };
 
 struct td_target_config {

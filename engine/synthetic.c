@@ -162,7 +162,7 @@ int td__synthetic_identity(const char *name, uint64_t *identity, struct td_error
 static void quant(const struct spec *s, struct td_quant *q)
 {
 	if (s->group)
-		*q = (struct td_quant){ .bits = 4, .group = s->group, .symmetric = 1 };
+		*q = (struct td_quant){ .bits = 4, .symmetric = 1, .n_sizes = 1, .size = { s->group } };
 }
 
 static int need(const char *name, int drafter, struct spec *s, struct td_error *err)

@@ -115,7 +115,7 @@ static void test_target_published(void **state)
 	assert_int_equal(c.n_eos, 1);
 	assert_int_equal(c.eos[0], 248044);
 	assert_int_equal(c.quant.bits, 0);
-	assert_int_equal(c.quant.group, 0);
+	assert_int_equal(c.quant.n_sizes, 0);
 }
 
 static void test_target_tied_and_eos(void **state)
@@ -179,6 +179,9 @@ static void test_target_flat(void **state)
 #define GROUP(weights) \
 	"{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{\"group_0\":{\"targets\":[\"Linear\"],\"weights\":" \
 	"{\"num_bits\":4,\"type\":\"int\",\"symmetric\":true,\"strategy\":\"group\",\"group_size\":32" weights "}}}}"
+#define TWO_GROUPS \
+	"{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":4,\"group_size\":32}}," \
+	"\"b\":{\"weights\":{\"num_bits\":4,\"group_size\":64}},\"c\":{\"weights\":{\"num_bits\":4,\"group_size\":32}}}}"
 
 struct bad {
 	const char *path, *value;
@@ -245,7 +248,8 @@ static void test_target_refused(void **state)
 		{ "quantization_config", GROUP(",\"symmetric\":false"), TD_E_UNSUPPORTED, "asymmetric" },
 		{ "quantization_config", GROUP(",\"actorder\":\"group\""), TD_E_UNSUPPORTED, "actorder" },
 		{ "quantization_config", GROUP(",\"strategy\":\"block\""), TD_E_UNSUPPORTED, "strategy block" },
-		{ "quantization_config", GROUP(",\"group_size\":0"), TD_E_FORMAT, "group_size" },
+		{ "quantization_config", GROUP(",\"group_size\":0"), TD_E_FORMAT, "group_size is 0" },
+		{ "quantization_config", GROUP(",\"group_size\":-1"), TD_E_FORMAT, "group_size is -1" },
 	};
 	struct td_target_config c;
 
@@ -259,11 +263,14 @@ static void test_target_refused(void **state)
 	config_write(target4b, "quantization_config", GROUP(""));
 	assert_int_equal(target_try(&c), 0);
 	assert_int_equal(c.quant.bits, 4);
-	assert_int_equal(c.quant.group, 32);
+	assert_true(c.quant.n_sizes == 1 && c.quant.size[0] == 32);
 	assert_int_equal(c.quant.symmetric, 1);
 	config_write(target4b, "quantization_config", GROUP(",\"strategy\":\"channel\""));
 	assert_int_equal(target_try(&c), 0);
-	assert_int_equal(c.quant.group, -1);
+	assert_true(c.quant.n_sizes == 1 && c.quant.size[0] == -1);
+	config_write(target4b, "quantization_config", TWO_GROUPS);
+	assert_int_equal(target_try(&c), 0);
+	assert_true(c.quant.n_sizes == 2 && c.quant.size[0] == 32 && c.quant.size[1] == 64);
 }
 
 static void test_files(void **state)

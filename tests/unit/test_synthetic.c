@@ -41,7 +41,7 @@ static void targets_are_the_published_ones(void **state)
 		assert_int_equal(c.v_heads, want[i].v_heads);
 		assert_int_equal(c.vocab, want[i].vocab);
 		assert_int_equal(c.tied, want[i].tied);
-		assert_int_equal(c.quant.group, want[i].group);
+		assert_int_equal(c.quant.size[0], want[i].group);
 		assert_int_equal(c.rotary_dim, 64);
 		for (int j = 0; j < c.layers; j++)
 			assert_int_equal(c.full_attention[j], (j + 1) % 4 == 0);

@@ -276,6 +276,9 @@ static void test_drafter(void **state)
 	}
 }
 
+#define QUANT_TWO(a, b) \
+	",\"quantization_config\":{\"format\":\"pack-quantized\",\"config_groups\":{\"a\":{\"weights\":{\"num_bits\":4," a "}},\"b\":{\"weights\":{\"num_bits\":4," b "}}}}"
+
 /* Neighbours of one format are one map; a map for k|v alone is made of what is there. */
 static void test_mixed(void **state)
 {
@@ -310,6 +313,17 @@ static void test_mixed(void **state)
 	assert_int_equal(load_drafter(&w), TD_E_FORMAT);
 	assert_non_null(strstr(err.text, "layers.1.mlp.up_proj.weight_scale has groups of 16, quantization_config says 8"));
 	assert_null(w);
+	/* each size that the tensors have is named; a row of 16 is also a group of 16 */
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(QUANT_TWO("\"group_size\":8", "\"group_size\":16")));
+	OK(load_drafter(&w));
+	td_drafter_weights_free(&fake_ops, NULL, w);
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(QUANT_TWO("\"group_size\":8", "\"strategy\":\"channel\"")));
+	OK(load_drafter(&w));
+	td_drafter_weights_free(&fake_ops, NULL, w);
+	/* one is not */
+	file_text(scratch, "config.json", CK_DRAFTER_CONFIG(QUANT_TWO("\"group_size\":32", "\"strategy\":\"channel\"")));
+	assert_int_equal(load_drafter(&w), TD_E_FORMAT);
+	assert_non_null(strstr(err.text, "fc.weight_scale has groups of 8, quantization_config says 32 or 32 (a row)"));
 }
 
 static struct td_tensor seen[4];

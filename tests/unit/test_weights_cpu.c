@@ -189,7 +189,7 @@ static void test_shipped(void **state)
 	OK(td_drafter_config_load(DRAFTER, &d, &err));
 	OK(td_pair_check(&t, &d, &err));
 	assert_true(t.n_eos == 2 && t.eos[0] == 8184 && t.eos[1] == 8182);
-	assert_true(t.quant.bits == 4 && t.quant.group == 32 && d.quant.group == 128);
+	assert_true(t.quant.bits == 4 && t.quant.size[0] == 32 && d.quant.size[0] == 128);
 }
 
 /* Four bits expanded at load: BF16 maps of the rounded products, in an arena that is not taken for one of the packed form. */
