@@ -16,7 +16,7 @@
 #include "daemon/daemon.h"
 #include "engine/log.h"
 
-enum { HELLO_FRAME_MAX = 65536, ENDING_US = 5000000, OUT_SLACK = 16384 };
+enum { HELLO_FRAME_MAX = 65536, ENDING_US = 5000000, OUT_SLACK = 16384, BOUNDED_FROM = 65536 /* smaller ones are max_connections' matter */ };
 
 static void flush(struct td_session *s);
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
@@ -149,6 +149,16 @@ struct td_request *td_session_request(struct td_session *s, uint64_t tag)
 
 /* ---- input ------------------------------------------------------------------------------------------------------------------------- */
 
+/* A message that cannot be had. Who is meant is known when the bytes are protobuf, and then only that one is told: an open request of this tag means that
+ * the tag was used twice. */
+static void refuse_message(struct td_session *s, uint64_t tag, const struct td_error *err)
+{
+	if (err->code == TD_E_PROTOCOL || !s->greeted || !tag || td_session_request(s, tag) || td_job_find(s, tag))
+		td_session_refuse(s, err->code, "%s", err->text);
+	else
+		td_session_error(s, tag, err);
+}
+
 /* Handles the whole frames that are there, as long as there is room for answers. */
 static void take_frames(struct td_session *s)
 {
@@ -158,14 +168,39 @@ static void take_frames(struct td_session *s)
 	while (s->state == TD_SES_OPEN && !s->blocked && td_frame_peek(&s->in, &payload, &n) == 1) {
 		struct td_error err = {0};
 		Tandem__ClientMessage *msg = td_client_message_unpack(payload, n, &err);
+		uint64_t tag = msg ? msg->tag : td_client_message_tag(payload, n);
 
 		td_frame_drop(&s->in);
 		s->frame_us = 0;
 		if (!msg)
-			td_session_refuse(s, err.code, "%s", err.text);
+			refuse_message(s, tag, &err);
 		else
 			td_dispatch(s, msg);
 		s->in.cap = s->greeted ? (size_t)s->d->cfg.max_frame : HELLO_FRAME_MAX;
+	}
+}
+
+static size_t held(const struct td_session *s)
+{
+	return s->in.used ? s->in.size : 0;
+}
+
+/* What all clients together have sent of messages that are not whole yet is bounded; past the bound the one with most goes. */
+static void bound_input(struct td_daemon *d)
+{
+	for (;;) {
+		struct td_session *largest = NULL;
+		size_t sum = 0;
+
+		for (struct td_session *s = d->sessions; s; s = s->next) {
+			sum += held(s);
+			if (!largest || held(s) > held(largest))
+				largest = s;
+		}
+		if (sum <= (size_t)d->cfg.input_memory)
+			return;
+		td_session_refuse(largest, TD_E_LIMIT, "the messages that all clients have half sent take more than limits.input_memory = %lld bytes; this one is the largest",
+				  (long long)d->cfg.input_memory);
 	}
 }
 
@@ -206,6 +241,7 @@ static void feed(struct td_session *s, const uint8_t *data, size_t n)
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
 	struct td_session *s = stream->data;
+	size_t size;
 
 	if (s->state == TD_SES_CLOSED || n == 0)
 		return;
@@ -217,9 +253,12 @@ static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 	}
 	if (s->state != TD_SES_OPEN)
 		return;
+	size = s->in.size;
 	feed(s, (const uint8_t *)buf->base, (size_t)n);
 	if (s->state == TD_SES_OPEN && s->in.used && !s->frame_us)
 		s->frame_us = td_now_us();
+	if (s->in.size > BOUNDED_FROM && s->in.size != size)
+		bound_input(s->d);
 }
 
 /* ---- output ------------------------------------------------------------------------------------------------------------------------ */
@@ -412,6 +451,7 @@ void td_session_refuse(struct td_session *s, int code, const char *fmt, ...)
 	va_end(ap);
 	td_log(TD_LOG_INFO, "connection %llu of %s (process %d) is ended: %s", (unsigned long long)s->number, s->tenant, (int)s->pid, err.text);
 	td_session_error(s, 0, &err);
+	td_frame_reader_finish(&s->in); /* nothing more is read from it */
 	s->state = TD_SES_ENDING;
 	s->ending_us = td_now_us();
 }

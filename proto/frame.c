@@ -14,7 +14,7 @@
 
 #include "engine/utf8.h"
 
-enum { BUF_FIRST = 4096, BUF_KEEP = 64 << 10 };
+enum { BUF_FIRST = 4096, BUF_KEEP = 64 << 10, TAG_FIELD = 1 };
 
 /* ---- reader ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -118,7 +118,8 @@ static size_t varint(const uint8_t *p, size_t n, uint64_t *value)
 	return 0;
 }
 
-/* Recursion is as deep as the descriptors are: no message of tandem.proto contains itself. */
+/* Goes through all of it, since what is malformed weighs more than a string that is bad: that one is remembered in *err and returned at the end.
+ * Recursion is as deep as the descriptors are: no message of tandem.proto contains itself. */
 static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, struct td_error *err);
 
 static int check_bytes(const ProtobufCMessageDescriptor *desc, const ProtobufCFieldDescriptor *f, const uint8_t *p, size_t n,
@@ -139,6 +140,8 @@ static int check_bytes(const ProtobufCMessageDescriptor *desc, const ProtobufCFi
 
 static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t n, struct td_error *err)
 {
+	int bad = 0;
+
 	while (n > 0) {
 		uint64_t key, value = 0;
 		size_t k = varint(p, n, &key), skip;
@@ -164,9 +167,10 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 			skip = varint(p, n, &value);
 			if (!skip || value > n - skip)
 				return malformed(err);
-			rc = check_bytes(desc, f, p + skip, (size_t)value, err);
-			if (rc)
-				return rc;
+			rc = check_bytes(desc, f, p + skip, (size_t)value, bad ? NULL : err);
+			if (rc == TD_E_PROTOCOL)
+				return malformed(err);
+			bad = bad ? bad : rc;
 			skip += (size_t)value;
 			break;
 		default: /* groups, and what was never defined */
@@ -177,7 +181,7 @@ static int walk(const ProtobufCMessageDescriptor *desc, const uint8_t *p, size_t
 		p += skip;
 		n -= skip;
 	}
-	return 0;
+	return bad;
 }
 
 /* ---- unpacking within a budget ----------------------------------------------------------------------------------------------------- */
@@ -251,6 +255,44 @@ ProtobufCMessage *td__message_unpack(const ProtobufCMessageDescriptor *desc, con
 Tandem__ClientMessage *td_client_message_unpack(const uint8_t *payload, size_t n, struct td_error *err)
 {
 	return (Tandem__ClientMessage *)td__message_unpack(&tandem__client_message__descriptor, payload, n, TD__BUDGET_FACTOR * n + TD__BUDGET_BASE, NULL, err);
+}
+
+uint64_t td_client_message_tag(const uint8_t *payload, size_t n)
+{
+	uint64_t key, value, tag = 0;
+
+	while (n > 0) {
+		size_t k = varint(payload, n, &key), skip;
+
+		if (!k)
+			return 0;
+		payload += k;
+		n -= k;
+		switch (key & 7) {
+		case 0:
+			skip = varint(payload, n, &value);
+			if (skip && key >> 3 == TAG_FIELD)
+				tag = value;
+			break;
+		case 1:
+			skip = 8;
+			break;
+		case 5:
+			skip = 4;
+			break;
+		default:
+			skip = varint(payload, n, &value);
+			if (skip && value <= n - skip)
+				skip += (size_t)value;
+			else
+				skip = 0;
+		}
+		if (!skip || skip > n)
+			return 0;
+		payload += skip;
+		n -= skip;
+	}
+	return tag;
 }
 
 Tandem__ServerMessage *td_server_message_unpack(const uint8_t *payload, size_t n, struct td_error *err)

@@ -28,9 +28,11 @@ long td_frame_feed(struct td_frame_reader *r, const uint8_t *data, size_t n);
 int td_frame_peek(struct td_frame_reader *r, const uint8_t **payload, size_t *n);
 void td_frame_drop(struct td_frame_reader *r);
 
-/* Unpack with a memory budget (16 * n + 64 KiB); also checks that every string is valid UTF-8. NULL + err on a bad message.
+/* Unpack with a memory budget (16 * n + 64 KiB); also checks that every string is valid UTF-8. NULL + err on a bad message: TD_E_PROTOCOL when it is no
+ * protobuf of ours; TD_E_INVALID (a string), TD_E_TOO_LARGE, TD_E_NOMEM when only its content cannot be had, and td_client_message_tag tells whose it is.
  * Free with td_client_message_free / td_server_message_free. */
 Tandem__ClientMessage *td_client_message_unpack(const uint8_t *payload, size_t n, struct td_error *err);
+uint64_t td_client_message_tag(const uint8_t *payload, size_t n); /* of a payload that was refused for its content; 0: none */
 Tandem__ServerMessage *td_server_message_unpack(const uint8_t *payload, size_t n, struct td_error *err);
 void td_client_message_free(Tandem__ClientMessage *msg);
 void td_server_message_free(Tandem__ServerMessage *msg);

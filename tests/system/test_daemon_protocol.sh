@@ -58,12 +58,36 @@ frame 0805fa0700
 expect "tag=5 error code=protocol text=the message asks for nothing"
 status tag=6
 expect "tag=6 status"
-# invalid UTF-8 in a text
+# a text that cannot be one is its own request's matter: another goes on, and so does the connection
 greet 0
+gen tag=6 ids=100,101 max_tokens=300 ignore_eos=1
+expect "tag=6 accepted"
 gen tag=7 text="ab\xffcd"
-expect "error code="
+until "tag=7 error code=invalid_argument text=Generate.text is not valid UTF-8 at byte 2"
+gen tag=8 chat="user:a\xc3"
+until "tag=8 error code=invalid_argument text=ChatMessage.content is not valid UTF-8"
+# Generate with the text "a NUL b"; its tag comes after it
+frame 1a050a03610062080c
+until "tag=12 error code=invalid_argument text=Generate.text holds a NUL byte"
+until "tag=6 finish reason=2 stop=- prompt=2 output=300"
+gen tag=6 ids=100,101 max_tokens=300 ignore_eos=1
+until "tag=6 finish reason=2 stop=- prompt=2 output=300"
+# without a tag of its own, or with that of an open request, nobody is meant: it is the end
+gen tag=0 text="\xff"
+expect "tag=0 error code=invalid_argument"
+eof
+greet 0
+gen tag=6 ids=100,101 max_tokens=4000 ignore_eos=1
+expect "tag=6 accepted"
+gen tag=6 text="\xff"
+until "tag=0 error code=invalid_argument"
+eof
+# a bad text in a message that is malformed after it
+greet 0
+frame 080d1a030a01ff1a7f
+expect "tag=0 error code=protocol text=the message is not well-formed"
+eof
 END
-grep -q 'UTF-8' "$OUT" || fail "invalid UTF-8 is not called so"
 
 # ---- values: Error with the request's tag, the connection goes on
 raw <<'END'
