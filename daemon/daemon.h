@@ -491,6 +491,7 @@ struct td_daemon {
 	int pages_used;
 	struct td_child target, drafter;
 	struct td_mps mps;
+	uint64_t asked_us; /* when a client said something; 0 since memory was given back */
 	uint64_t checked_us; /* when td_supervisor_check ran last */
 	uint64_t next_request, next_run, next_session;
 	struct td_counters count;

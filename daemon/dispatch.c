@@ -281,6 +281,7 @@ void td_dispatch(struct td_session *s, Tandem__ClientMessage *msg)
 	int opens = msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE || msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_RESUME ||
 		    msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_TOKENIZE;
 
+	s->d->asked_us = td_now_us();
 	if (!s->greeted && msg->body_case != TANDEM__CLIENT_MESSAGE__BODY_HELLO) {
 		td_session_refuse(s, TD_E_PROTOCOL, "the first message must be Hello");
 	} else if (opens && msg->tag == 0) {

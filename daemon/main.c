@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@
 #include "engine/fault.h"
 #include "engine/log.h"
 
-enum { TICK_MS = 100, S = 1000000, LAST_WORDS_US = 1 * S, WORKERS_END_US = 2 * S };
+enum { TICK_MS = 100, S = 1000000, LAST_WORDS_US = 1 * S, WORKERS_END_US = 2 * S, TRIM_US = 1 * S, LARGE_BLOCK = 256 << 10 };
 enum { EXIT_RUNTIME = 1, EXIT_CONFIG = 2 };
 /* What tandemd itself has open at most, standard descriptors left out: 31 were counted with both workers and a log file while one starts, and MPS. */
 enum { FDS_OWN = 36 };
@@ -161,6 +162,15 @@ static void on_turn(uv_prepare_t *h)
 	td_sessions_flush(d);
 }
 
+/* What long messages took goes back to the system: large blocks at once (mallopt), pieces of the heaps when nothing has been asked for a while. */
+static void trim_memory(struct td_daemon *d, uint64_t now)
+{
+	if (!d->asked_us || now < d->asked_us + TRIM_US || anything_left(d))
+		return;
+	d->asked_us = 0;
+	malloc_trim(0);
+}
+
 static void on_tick(uv_timer_t *h)
 {
 	struct td_daemon *d = h->data;
@@ -171,6 +181,7 @@ static void on_tick(uv_timer_t *h)
 	td_sessions_check(d, now);
 	td_requests_expire(d, now);
 	td_supervisor_check(d, now);
+	trim_memory(d, now);
 	if (d->draining)
 		drain_check(d, now);
 }
@@ -321,6 +332,8 @@ int main(int argc, char **argv)
 	int rc;
 
 	open_standard_fds();
+	mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK);
+	mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK);
 	signal(SIGPIPE, SIG_IGN);
 	if (td_daemon_config_load(argc, argv, &d.cfg, &action, &err))
 		return complain(&err, EXIT_CONFIG);

@@ -13,6 +13,7 @@
  *   status [tag=N]
  *   bytes HEX                                  as they are
  *   frame HEX                                  with its length before it
+ *   half BYTES                                 a frame of so many bytes, less the last one
  *   expect "text"                              the next message's line contains it
  *   until "text"                               read on until a line contains it
  *   wait_status "text"                         ask for the status until it contains it
@@ -208,6 +209,16 @@ static void send_hex(const char *hex, int framed)
 	for (int i = 0; i < TD_FRAME_HEAD; i++)
 		data[i] = (uint8_t)(n >> 8 * i);
 	send_bytes(framed ? data : data + TD_FRAME_HEAD, framed ? n + TD_FRAME_HEAD : n);
+	free(data);
+}
+
+static void send_half(size_t n)
+{
+	uint8_t *data = calloc(1, n + TD_FRAME_HEAD);
+
+	for (int i = 0; i < TD_FRAME_HEAD; i++)
+		data[i] = (uint8_t)(n >> 8 * i);
+	send_bytes(data, n + TD_FRAME_HEAD - 1);
 	free(data);
 }
 
@@ -736,6 +747,8 @@ static void command(void)
 		do_close();
 	} else if (!strcmp(name, "bytes") || !strcmp(name, "frame")) {
 		send_hex(value, *name == 'f');
+	} else if (!strcmp(name, "half")) {
+		send_half((size_t)atol(value));
 	} else if (!strcmp(name, "expect")) {
 		do_expect(value);
 	} else if (!strcmp(name, "until")) {
