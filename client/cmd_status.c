@@ -12,6 +12,8 @@ static const char about[] =
 	"Shows the daemon's state, its workers and the totals since it started.\n\n"
 	"Exit codes: 0 it answered (with --wait: it is ready); 2 wrong usage; 3 no daemon; 4 with --wait: not ready in time, or it failed.";
 
+enum { CYCLES_TELLING = 100 }; /* fewer would tell of connections and questions, not of cycles */
+
 static void bytes_text(uint64_t bytes, char out[16])
 {
 	static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB"};
@@ -78,7 +80,7 @@ static void print_table(const struct tandem_status *s)
 	if (s->drafted)
 		printf("drafts   %llu of %llu accepted, acceptance length %.2f\n", (unsigned long long)s->accepted, (unsigned long long)s->drafted,
 		       td_acceptance(s->accepted, s->cycles));
-	if (s->cycles)
+	if (s->cycles >= CYCLES_TELLING)
 		printf("daemon   %.1f us of CPU per cycle\n", (double)s->daemon_cpu_us / (double)s->cycles);
 	if (s->sharing)
 		printf("sharing  %s\n", s->sharing);

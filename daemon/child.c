@@ -364,7 +364,8 @@ static int begin(struct td_child *c, struct td_child_life *l, struct td_error *e
 	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
 		return td_error_set(err, TD_E_LIMIT, "cannot make a socketpair: %s", strerror(errno));
 	l->fd_sock = pair[0];
-	if ((rc = td_control_bind(&l->control, path, err)) == 0 && (rc = td_logpipe_open(c->d, &l->printed, c->name, TD_LOG_WARN, &printed, err)) == 0) {
+	if ((rc = td_listener_keep_folder(c->d, err)) == 0 && (rc = td_control_bind(&l->control, path, err)) == 0 &&
+	    (rc = td_logpipe_open(c->d, &l->printed, c->name, TD_LOG_WARN, &printed, err)) == 0) {
 		l->open = 1;
 		rc = run(c, l, path, pair[1], printed, err);
 		close(printed);

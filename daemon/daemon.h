@@ -377,6 +377,7 @@ struct td_listener {
 	unsigned long refused;
 };
 int td_listener_lock(struct td_daemon *d, struct td_error *err); /* runtime folder */
+int td_listener_keep_folder(struct td_daemon *d, struct td_error *err); /* makes and locks it again when somebody removed it */
 int td_listener_open(struct td_daemon *d, struct td_error *err);
 void td_listener_check(struct td_daemon *d);
 void td_listener_close(struct td_daemon *d); /* also removes the socket file */

@@ -88,6 +88,22 @@ int td_listener_lock(struct td_daemon *d, struct td_error *err)
 	return 0;
 }
 
+int td_listener_keep_folder(struct td_daemon *d, struct td_error *err)
+{
+	int old = d->listener.lock_fd, rc;
+	struct stat ours, there;
+	char path[4096];
+
+	snprintf(path, sizeof(path), "%s/lock", d->cfg.runtime_dir);
+	if (fstat(old, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino && ours.st_dev == there.st_dev)
+		return 0;
+	if ((rc = td_listener_lock(d, err)))
+		return rc;
+	close(old);
+	td_log(TD_LOG_WARN, "the runtime folder %s was removed; it is there again", d->cfg.runtime_dir);
+	return 0;
+}
+
 /* A socket file may be in the way: alive, stale, or something else altogether. */
 static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
 {

@@ -72,6 +72,16 @@ three "until \"tag=1 delta position=1 \"
 check "both killed"
 restarts 'imported_target=1' "the successor takes over the arena"
 restarts 'imported_drafter=1' "the successor takes over the arena"
+# ---- the runtime folder is removed meanwhile: it is made and locked again
+rm -rf "$T/run"
+three "until \"tag=1 delta position=1 \"
+	use 1
+	wait_status \"target=ready\"
+	kill target 9
+	sleep 50"
+check "runtime folder removed"
+[ "$(cat "$T/run/lock")" = "$PID" ] || fail "the runtime folder is not locked again"
+grep -q 'it is there again' "$LOG" || fail "the removed folder is not told"
 # ---- a worker that is stopped while idle does not take its work: the watchdog sees it
 raw <<'END'
 greet 0

@@ -60,7 +60,7 @@ raw <"$T/script"
 : >"$OUT"
 high=$(awk '/VmHWM/ { print $2 }' "/proc/$PID/status")
 tries=0
-until [ "$(rss)" -lt $((before + 6144)) ]; do
+until [ "$(rss)" -lt $((before + 3072)) ]; do
 	tries=$((tries + 1))
 	[ $tries -lt 100 ] || [ "$B" = build-san ] || fail "RSS was $before KiB, at most $high, and stays at $(rss)"
 	[ $tries -lt 100 ] || break
