@@ -60,6 +60,10 @@ shows '"state": "ready"'
 # The same answer by argument, by words, by stdin, and by both.
 Q="How do I list the files of a directory?"
 code 0 run --no-think -g -n 24 "$Q"
+cp "$OUT" "$T/first"
+code 0 status
+! grep -q "CPU per cycle" "$OUT" || fail "after so few cycles the CPU time is that of connections"
+cp "$T/first" "$OUT"
 [ -s "$OUT" ] || fail "no answer"
 cp "$OUT" "$T/answer"
 code 0 run --no-think -g -n 24 $Q
