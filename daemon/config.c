@@ -67,7 +67,7 @@ static const struct setting settings[] = {
 	{"limits", "output_buffer", SIZE, AT(output_buffer), 4096, 1 << 30, "4M", "bytes that may wait for a client's reading before its requests pause", NULL},
 	{"limits", "slow_reader_s", INT, AT(slow_reader_s), 1, 86400, "60", "a client that leaves its buffer full for so long is dropped", NULL},
 	{"limits", "max_frame", SIZE, AT(max_frame), 65536, 1 << 30, "8M", "largest message of a client, bytes", NULL},
-	{"limits", "input_memory", SIZE, AT(input_memory), 65536, 1LL << 40, "64M", "bytes of half-received messages of all clients; past it the largest is refused", NULL},
+	{"limits", "input_memory", SIZE, AT(input_memory), 65536, 1LL << 40, "64M", "bytes of half-sent messages of all clients, at least max_frame; past it the largest is refused", NULL},
 	{"limits", "resume_memory", SIZE, AT(resume_memory), 0, 1LL << 40, "64M", "bytes of ended requests kept for Resume; the oldest go first", NULL},
 	{"defaults", "temperature", REAL, AT(temperature), 0, 100, "0", "of requests that do not say; 0: greedy", NULL},
 	{"defaults", "top_k", INT, AT(top_k), 0, INT_MAX, "0", "0: off", NULL},
@@ -319,9 +319,6 @@ static int check_whole(const struct td_daemon_config *c, struct td_error *err)
 		return td_error_set(err, TD_E_INVALID, "model.drafter is not set: name the folder of its drafter, or none for plain decoding");
 	if (c->context != TD_AUTO && c->context % TD_PAGE)
 		return td_error_set(err, TD_E_INVALID, "engine.context = %d: must be a multiple of %d", c->context, TD_PAGE);
-	if (c->input_memory < c->max_frame)
-		return td_error_set(err, TD_E_INVALID, "limits.input_memory = %lld: must hold one message of limits.max_frame = %lld bytes",
-				    (long long)c->input_memory, (long long)c->max_frame);
 	if (c->chunk % 64)
 		return td_error_set(err, TD_E_INVALID, "engine.chunk = %d: must be a multiple of 64", c->chunk);
 	return 0;
@@ -376,6 +373,8 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 	}
 	if ((rc = fill_paths(c, err)))
 		return rc;
+	if (c->input_memory < c->max_frame)
+		c->input_memory = c->max_frame;
 	return check_whole(c, err);
 }
 

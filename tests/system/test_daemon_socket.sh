@@ -37,7 +37,6 @@ refused 2 'needs a value' --engine.slots
 refused 2 'option --config needs a value' --config
 refused 2 'option --config needs a value' --config=
 refused 2 'option --synthetic needs a value' --synthetic
-refused 2 'limits.input_memory = 1048576: must hold one message of limits.max_frame = 8388608 bytes' --limits.input_memory=1M
 refused 2 'cannot read /nowhere/x.ini: No such file' --config /nowhere/x.ini
 printf '[engine]\nslots = 2\n\n[engine]\nslotz = 3\n' >"$T/c.ini"
 refused 2 "$T/c.ini:5: unknown setting engine.slotz" --config "$T/c.ini"

@@ -75,6 +75,7 @@ static void test_units(void **state)
 	assert_int_equal(LOAD("--limits.output_buffer=64k", "--limits.max_frame=1G", "--limits.resume_memory=0"), 0);
 	assert_int_equal(c.output_buffer, 65536);
 	assert_int_equal(c.max_frame, 1 << 30);
+	assert_int_equal(c.input_memory, 1 << 30); /* holds one message */
 	assert_int_equal(c.resume_memory, 0);
 	td_daemon_config_finish(&c);
 	assert_int_equal(LOAD("--limits.max_frame=1.5M"), 0);
