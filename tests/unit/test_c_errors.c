@@ -44,7 +44,7 @@ static void test_no_socket(void **state)
 	expect_no_connection(longer, TANDEM_E_TOO_LARGE);
 	longer[108] = '\0'; /* one byte too long with its NUL */
 	expect_no_connection(longer, TANDEM_E_TOO_LARGE);
-	expect_no_connection("/", TANDEM_E_NOT_FOUND); /* refused, whatever it is */
+	expect_no_connection("/", TANDEM_E_INVALID); /* there, but no socket */
 	/* Left behind by somebody who died. */
 	snprintf(addr.sun_path, sizeof(addr.sun_path), "%s", path);
 	fd = socket(AF_UNIX, SOCK_STREAM, 0);
