@@ -32,7 +32,12 @@
 	X(STALE, -21, "stale_epoch", 500) \
 	X(LIMIT, -22, "limit", 429) \
 	X(CLOSED, -23, "closed", 500) \
-	X(SLOW_READER, -24, "slow_reader", 408)
+	X(SLOW_READER, -24, "slow_reader", 408) \
+	X(UNAUTHORIZED, -25, "unauthorized", 401) \
+	X(TENANT_QUEUE, -26, "tenant_queue_full", 429) \
+	X(TENANT_RATE, -27, "tenant_rate", 429) \
+	X(DEADLINE_EARLY, -28, "deadline_unmeetable", 504) \
+	X(SCHEMA, -29, "unsupported_schema", 400)
 
 enum td_error_code {
 	TD_OK = 0,

@@ -27,13 +27,14 @@
 #include "kernels/kernels.h"
 
 enum {
-	TD_SHM_VERSION = 2,
+	TD_SHM_VERSION = 3,
 	TD_STEPS = 4,
 	TD_FEATURE_BUFS = 2,
 	TD_RING_RECORDS = 4096,
 	TD_SLOTS_MAX = 64,
 	TD_STOP_IDS_MAX = 32,
 	TD_VERDICTS = 4,
+	TD_GRAMMAR_MAX = 65536, /* bytes of a compiled grammar (engine/grammar.h) */
 };
 
 /* ---- ring: single producer, single consumer ---------------------------------------------------------------------------------------- */
@@ -45,7 +46,7 @@ enum td_record_kind {
 	TD_REC_PAUSE, /* leave it out of batches (slow reader) */
 	TD_REC_RESUME,
 	/* target -> tandemd */
-	TD_REC_PREFILL, /* a = prompt tokens done, b = all */
+	TD_REC_PREFILL, /* a = prompt tokens done, b = all; n = 0: the first `a` came from the prefix cache, else us_charge is this chunk's cost */
 	TD_REC_COMMIT, /* n tokens at positions a.. ; drafted, accepted of the step; b = the commit's number since START, from 0; reason = 1 for a decode step, 0 for the first token, which the prefill made */
 	TD_REC_DONE, /* the slot is free again; reason = enum td_finish; follows the last COMMIT */
 	/* both workers -> tandemd */
@@ -65,7 +66,9 @@ struct td_record {
 	uint16_t drafted, accepted; /* COMMIT of a verify step: drafts proposed and accepted */
 	int32_t token[TD_BLOCK_MAX];
 	uint32_t us_step; /* COMMIT: microseconds of the step that made it, waiting left out */
-	uint32_t pad[5];
+	uint32_t us_charge; /* PREFILL, COMMIT: device time that this request used since its last record: its rows' share of the step, its draft included */
+	uint32_t us_wasted; /* COMMIT: of us_charge, the share of rows whose drafts were rejected */
+	uint32_t pad[3];
 };
 _Static_assert(sizeof(struct td_record) == 128, "a record is two cache lines");
 
@@ -100,6 +103,10 @@ struct td_slot_area {
 	int32_t k; /* drafts per step wanted for this request, 0 = plain decoding; at most the drafter's block - 1 */
 	int32_t n_stop;
 	int32_t stop[TD_STOP_IDS_MAX]; /* ending ids; empty under ignore_eos */
+	int32_t cache; /* 1: the prefix cache may serve this request and keep its prompt */
+	int32_t grammar_bytes; /* of the slot's grammar (td_shm_grammar); 0 = the output is free */
+	uint64_t tenant; /* whose prefix cache */
+	_Atomic uint64_t turn; /* prefill goes to the slot with the least turn first; tandemd may change it at any time */
 	struct td_sampling sampling;
 	/* log-probabilities of commits, when asked for: entry b % TD_VERDICTS, written by the target before the COMMIT record. Read it when the record
 	 * is popped, before the next one is: the target reuses an entry only after a later record of this slot was popped. */
@@ -148,7 +155,7 @@ struct td_shm {
 	uint32_t magic, version;
 	uint64_t size;
 	struct td_shm_config cfg;
-	uint64_t off_slots, off_ids, off_exchange;
+	uint64_t off_slots, off_ids, off_grammar, off_exchange;
 	_Alignas(128) _Atomic uint32_t epoch;
 	_Atomic uint32_t drafter_present;
 	_Alignas(128) struct td_flag target, drafter; /* last step done by each */
@@ -179,6 +186,11 @@ static inline struct td_slot_area *td_shm_slot(struct td_shm *shm, int slot)
 static inline int32_t *td_shm_ids(struct td_shm *shm, int slot)
 {
 	return (int32_t *)((char *)shm + shm->off_ids) + (size_t)slot * (size_t)shm->cfg.context;
+}
+/* The slot's compiled grammar: TD_GRAMMAR_MAX bytes, written by tandemd with the slot area. */
+static inline uint8_t *td_shm_grammar(struct td_shm *shm, int slot)
+{
+	return (uint8_t *)shm + shm->off_grammar + (size_t)slot * TD_GRAMMAR_MAX;
 }
 static inline uint64_t td_step_value(uint32_t epoch, uint32_t number)
 {
