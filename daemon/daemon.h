@@ -14,7 +14,7 @@
  *   dispatch.c    what a message asks for                stream.c      deltas and finish
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
  *   logpipe.c     what children print
- *   job.c         work on a message off the loop         status.c      figures
+ *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
  *   request.c     one request                            queue.c       those that wait
  *
  * Ownership: the daemon owns sessions, requests, workers. A request belongs to the table d->requests from its creation until it is forgotten;
@@ -31,6 +31,7 @@
 #include <uthash.h>
 #include <uv.h>
 
+#include "daemon/metrics.h"
 #include "engine/clock.h"
 #include "engine/control.h"
 #include "engine/error.h"
@@ -253,6 +254,7 @@ struct td_request {
 	struct td_error error; /* code != 0: ended by an error */
 	uint64_t arrived_us, queued_us, queue_sum_us, started_us, first_us, last_us;
 	uint32_t cycles, drafted, accepted, restarts;
+	struct td_meter *meter; /* metrics.c: its tenant's, from the admission on */
 };
 
 /* Checks everything and tokenises; touches nothing but the model and the configuration, so any thread may call it. NULL + err when refused. */
@@ -496,6 +498,7 @@ struct td_daemon {
 	uint64_t checked_us; /* when td_supervisor_check ran last */
 	uint64_t next_request, next_run, next_session;
 	struct td_counters count;
+	struct td_metrics metrics;
 	struct td_delta_scratch *scratch;
 	uv_timer_t tick;
 	uv_prepare_t prepare;

@@ -107,6 +107,7 @@ static void admit(struct td_job *j)
 	struct td_error err;
 
 	if (closed_now(d, &err)) {
+		td_metrics_refuse(d, s->tenant, err.code);
 		td_session_error(s, j->msg->tag, &err);
 		td_request_free(r);
 		return;
@@ -118,6 +119,7 @@ static void admit(struct td_job *j)
 	HASH_ADD(hh, d->requests, number, sizeof(r->number), r);
 	td_session_attach(s, r, j->msg->tag);
 	enqueue(d, r);
+	td_metrics_accept(d, r, s->tenant);
 	d->count.requests++;
 	d->count.prompt_tokens += (uint64_t)r->log.n_prompt;
 	send_accepted(s, r);
@@ -130,6 +132,7 @@ static void generate(struct td_session *s, Tandem__ClientMessage *msg)
 	struct td_error err;
 
 	if (closed_now(s->d, &err)) {
+		td_metrics_refuse(s->d, s->tenant, err.code);
 		td_session_error(s, msg->tag, &err);
 		td_client_message_free(msg);
 		return;
@@ -263,6 +266,8 @@ void td_dispatch_job(struct td_job *j)
 		td_request_free(j->request);
 		return;
 	}
+	if (j->error.code && j->msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE)
+		td_metrics_refuse(j->d, j->session->tenant, j->error.code);
 	if (j->error.code)
 		td_session_error(j->session, j->msg->tag, &j->error);
 	else if (j->request)

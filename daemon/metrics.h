@@ -1,8 +1,8 @@
 /*
  * metrics.h: what Prometheus is told: counters and histograms that events feed, and the text in which they are told.
  *
- * An event (accepted, started, committed, ended, refused) costs a few additions to fixed arrays: no allocation, no clock of its own. All else is read where
- * it lives when somebody asks (metrics_text.c).
+ * An event (accepted, started, committed, ended, refused) costs a few additions to fixed arrays, and no allocation. All else is read where it lives
+ * when somebody asks (metrics_text.c).
  * Labels are bounded: the first TD_METRICS_TENANTS names have figures of their own, later ones share those of "other"; codes, bands, outcomes, positions
  * and roles are fixed lists. So a client can't grow the text by what it sends.
  * A meter lives as long as the daemon: a request keeps a pointer to its tenant's, whatever becomes of the tenant's configuration.
@@ -35,7 +35,7 @@ extern const uint64_t td_bounds_token[TD_METRICS_BOUNDS]; /* 0.5 ms to 5 s: toke
 extern const uint64_t td_bounds_request[TD_METRICS_BOUNDS]; /* 50 ms to 1 h */
 void td_histogram_add(struct td_histogram *h, const uint64_t bounds[TD_METRICS_BOUNDS], uint64_t us, uint64_t times);
 
-enum td_outcome {
+enum td_outcome { /* how a request ended */
 	TD_OUT_STOP,
 	TD_OUT_LENGTH,
 	TD_OUT_CANCELLED,
@@ -69,7 +69,7 @@ struct td_meter *td_metrics_meter(struct td_metrics *m, const char *tenant);
 /* Events. `r->meter` is set by the first and used by the others. */
 void td_metrics_accept(struct td_daemon *d, struct td_request *r, const char *tenant);
 void td_metrics_refuse(struct td_daemon *d, const char *tenant, int code); /* a request that was not accepted */
-void td_metrics_start(struct td_request *r, uint64_t waited_us); /* it got a slot; started_us is not set yet when this is the first time */
+void td_metrics_start(struct td_request *r, uint64_t waited_us); /* it got a slot; started_us is not set yet the first time */
 /* Before the request's figures are brought up to date: last_us is that of the commit before. `tokens`, `accepted`: those that count. */
 void td_metrics_commit(struct td_daemon *d, const struct td_request *r, const struct td_record *rec, int tokens, int accepted, uint64_t now_us);
 void td_metrics_charge(struct td_request *r, const struct td_record *rec); /* device time, and what the prefix cache gave: PREFILL and COMMIT */

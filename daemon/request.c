@@ -394,6 +394,7 @@ void td_request_end(struct td_daemon *d, struct td_request *r, Tandem__FinishRea
 	} else {
 		d->count.finished++;
 	}
+	td_metrics_end(d, r);
 	log_end(r, finish == TANDEM__FINISH_REASON__CANCELLED ? "cancelled" : "finished");
 	td_stream_pump(d, r);
 	retire(d, r);
@@ -412,6 +413,7 @@ void td_request_fail(struct td_daemon *d, struct td_request *r, int code, const 
 	stop_running(d, r, 1);
 	r->state = TD_REQ_ENDED;
 	d->count.failed++;
+	td_metrics_end(d, r);
 	td_log(TD_LOG_INFO, "request %llu failed: %s", (unsigned long long)r->number, r->error.text);
 	td_stream_pump(d, r);
 	retire(d, r);
@@ -429,6 +431,7 @@ void td_request_lose(struct td_daemon *d, struct td_request *r)
 	stop_running(d, r, 1);
 	r->state = TD_REQ_LOST;
 	d->count.cancelled++;
+	td_metrics_end(d, r);
 	log_end(r, "its client hung up");
 	retire(d, r);
 }

@@ -105,6 +105,7 @@ static int start_next(struct td_daemon *d)
 	r->state = TD_REQ_RUNNING;
 	r->slot = slot;
 	r->queue_sum_us += now - r->queued_us;
+	td_metrics_start(r, now - r->queued_us);
 	if (!r->started_us)
 		r->started_us = now;
 	return 1;
@@ -206,6 +207,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 	uint64_t now = td_now_us();
 	int accepted = rec->accepted < appended ? rec->accepted : appended; /* a stop string may have cut the block */
 
+	td_metrics_commit(d, r, rec, appended, accepted, now);
 	if (!r->first_us)
 		r->first_us = now;
 	r->last_us = now;

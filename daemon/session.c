@@ -114,6 +114,7 @@ int td_session_open(struct td_daemon *d, int fd, struct td_error *err)
 		s->next->prev = s;
 	d->sessions = s;
 	d->n_sessions++;
+	td_metrics_connect(d, TD_PROTOCOL_SOCKET);
 	return 0;
 }
 
@@ -421,6 +422,7 @@ void td_session_error(struct td_session *s, uint64_t tag, const struct td_error 
 	Tandem__Error out = TANDEM__ERROR__INIT;
 	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 
+	td_metrics_error(s->d, e->code);
 	out.code = (char *)td_error_name(e->code);
 	out.text = (char *)e->text;
 	switch (e->code) {
