@@ -223,10 +223,13 @@ struct tandem_finish {
 	enum tandem_reason reason;
 	const char *stop; /* the stop string that matched, or NULL */
 	uint32_t prompt_tokens, output_tokens;
+	uint32_t cached_tokens; /* of the prompt: taken from the daemon's prefix cache */
 	uint32_t cycles, drafted, accepted; /* mean acceptance length = (accepted + cycles) / cycles */
 	uint64_t queue_us; /* until a slot was free */
 	uint64_t prefill_us; /* from the slot to the first token */
 	uint64_t decode_us; /* from the first token to the last */
+	uint64_t gpu_us; /* device time charged to the request */
+	uint64_t wasted_us; /* of these: rows of drafts that were rejected */
 	uint64_t seed;
 	uint32_t restarts; /* workers' restarts that the request lived through */
 	uint32_t resumes; /* connections lost and taken up again by this library */

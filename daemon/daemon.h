@@ -254,6 +254,8 @@ struct td_request {
 	struct td_error error; /* code != 0: ended by an error */
 	uint64_t arrived_us, queued_us, queue_sum_us, started_us, first_us, last_us;
 	uint32_t cycles, drafted, accepted, restarts;
+	uint32_t cached_tokens; /* of the prompt, at its last start: from the prefix cache */
+	uint64_t gpu_us, wasted_us; /* device time charged; of that, rows of rejected drafts */
 	struct td_meter *meter; /* metrics.c: its tenant's, from the admission on */
 };
 

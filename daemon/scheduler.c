@@ -202,6 +202,24 @@ static const char *commit_fault(const struct td_daemon *d, const struct td_slot 
 	return NULL;
 }
 
+/* What a record says of the device time that the request used. */
+static void charge(struct td_request *r, const struct td_record *rec)
+{
+	r->gpu_us += rec->us_charge;
+	r->wasted_us += rec->us_wasted < rec->us_charge ? rec->us_wasted : rec->us_charge;
+}
+
+static void take_prefill(struct td_slot *s, const struct td_record *rec)
+{
+	struct td_request *r = s->request;
+
+	if (!r)
+		return;
+	charge(r, rec);
+	if (!rec->n && rec->a < (uint32_t)r->log.n_prompt)
+		r->cached_tokens = rec->a;
+}
+
 static void count(struct td_daemon *d, struct td_request *r, const struct td_record *rec, int appended)
 {
 	uint64_t now = td_now_us();
@@ -212,6 +230,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 		r->first_us = now;
 	r->last_us = now;
 	r->barren = r->lone = 0;
+	charge(r, rec);
 	d->count.commits++;
 	d->count.output_tokens += (uint64_t)appended;
 	if (!rec->reason)
@@ -295,7 +314,9 @@ static void take_target(struct td_daemon *d, const struct td_record *rec)
 		take_commit(d, s, rec);
 	else if (rec->kind == TD_REC_DONE)
 		take_done(d, s, rec);
-	else if (rec->kind != TD_REC_PREFILL)
+	else if (rec->kind == TD_REC_PREFILL)
+		take_prefill(s, rec);
+	else
 		td_child_kill(&d->target, TD_E_PROTOCOL, "it sent a record of kind %u", rec->kind);
 }
 

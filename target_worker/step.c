@@ -167,7 +167,7 @@ static void prefill_progress(struct td_target *t, struct plan *p, int *ended, in
 	for (int i = 0; i < p->batch.n_seq; i++) {
 		const struct td_seq *seq = &p->seq[i];
 		struct td__slot *s = &t->slot[seq->slot];
-		struct td_record rec = {.kind = TD_REC_PREFILL, .slot = (uint16_t)seq->slot, .request = s->request};
+		struct td_record rec = {.kind = TD_REC_PREFILL, .slot = (uint16_t)seq->slot, .request = s->request, .n = 1};
 
 		s->fed += seq->rows;
 		s->replay = 0;
