@@ -15,7 +15,7 @@ uint64_t td_status_cpu_us(void)
 	return (uint64_t)(ru.ru_utime.tv_sec + ru.ru_stime.tv_sec) * 1000000 + (uint64_t)(ru.ru_utime.tv_usec + ru.ru_stime.tv_usec);
 }
 
-static const char *state_of(const struct td_daemon *d)
+const char *td_status_state(const struct td_daemon *d)
 {
 	if (d->draining)
 		return "draining";
@@ -26,7 +26,7 @@ static const char *state_of(const struct td_daemon *d)
 	return d->target.restarts || d->drafter.restarts ? "degraded" : "loading";
 }
 
-static const char *worker_state(const struct td_child *w)
+const char *td_status_worker_state(const struct td_child *w)
 {
 	if (w->failed && w->state != TD_CHILD_READY)
 		return "failed";
@@ -48,7 +48,7 @@ static void worker_fill(const struct td_daemon *d, const struct td_child *w, Tan
 
 	tandem__worker_status__init(o);
 	o->role = (char *)w->name;
-	o->state = (char *)worker_state(w);
+	o->state = (char *)td_status_worker_state(w);
 	o->has_pid = w->pid > 0;
 	o->pid = (uint32_t)w->pid;
 	o->device = w->device[0] ? (char *)w->device : NULL;
@@ -86,7 +86,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 
 	st.server = (char *)"tandemd " TD_VERSION;
 	st.model = (char *)d->model.name;
-	st.state = (char *)state_of(d);
+	st.state = (char *)td_status_state(d);
 	st.uptime_us = td_now_us() - d->started_us;
 	st.slots = (uint32_t)d->model.shm.slots;
 	st.slots_used = (uint32_t)td_scheduler_used(d);

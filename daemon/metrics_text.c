@@ -1,0 +1,363 @@
+/*
+ * metrics_text.c: the figures in Prometheus' text format, 0.0.4: what metrics.c counted, and what is read where it lives.
+ *
+ * Each family is written once, its HELP and TYPE before its samples. Times are kept in microseconds and told in seconds by writing the decimal point at
+ * its place, so that no digit is lost. Samples of codes and outcomes that never happened are left out; those of tenants, positions and states are all there.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/daemon.h"
+
+enum { LABEL_MAX = 2 * 480 + 1 };
+
+#define PART(field) offsetof(struct td_meter, field)
+
+/* ---- writing ----------------------------------------------------------------------------------------------------------------------- */
+
+static void family(FILE *f, const char *name, const char *type, const char *help)
+{
+	fprintf(f, "# HELP tandem_%s %s\n# TYPE tandem_%s %s\n", name, help, name, type);
+}
+
+/* A label's value as the format wants it: backslash, quote and line end are escaped. */
+static const char *escaped(const char *value, char out[LABEL_MAX])
+{
+	size_t n = 0;
+
+	for (; *value && n + 2 < LABEL_MAX; value++) {
+		if (*value == '\\' || *value == '"' || *value == '\n')
+			out[n++] = '\\';
+		out[n++] = *value == '\n' ? 'n' : *value;
+	}
+	out[n] = '\0';
+	return out;
+}
+
+static void count(FILE *f, uint64_t value, const char *name, const char *labels, ...) __attribute__((format(printf, 4, 5)));
+static void count(FILE *f, uint64_t value, const char *name, const char *labels, ...)
+{
+	va_list ap;
+
+	fprintf(f, "tandem_%s", name);
+	va_start(ap, labels);
+	vfprintf(f, labels, ap);
+	va_end(ap);
+	fprintf(f, " %llu\n", (unsigned long long)value);
+}
+
+static void seconds(FILE *f, uint64_t us, const char *name, const char *labels, ...) __attribute__((format(printf, 4, 5)));
+static void seconds(FILE *f, uint64_t us, const char *name, const char *labels, ...)
+{
+	va_list ap;
+
+	fprintf(f, "tandem_%s", name);
+	va_start(ap, labels);
+	vfprintf(f, labels, ap);
+	va_end(ap);
+	fprintf(f, " %llu.%06u\n", (unsigned long long)(us / 1000000), (unsigned)(us % 1000000));
+}
+
+/* One number without labels, and its family. */
+static void single(FILE *f, const char *name, const char *type, const char *help, uint64_t value)
+{
+	family(f, name, type, help);
+	count(f, value, name, "%s", "");
+}
+
+static void single_seconds(FILE *f, const char *name, const char *type, const char *help, uint64_t us)
+{
+	family(f, name, type, help);
+	seconds(f, us, name, "%s", "");
+}
+
+/* `label`: nothing, or name="value" of what tells this histogram from the others of its family. */
+static void histogram(FILE *f, const char *name, const char *label, const struct td_histogram *h, const uint64_t bounds[TD_METRICS_BOUNDS])
+{
+	const char *comma = *label ? "," : "";
+	uint64_t sum = 0;
+
+	for (int i = 0; i < TD_METRICS_BOUNDS; i++) {
+		sum += h->bucket[i];
+		fprintf(f, "tandem_%s_bucket{%s%sle=\"%g\"} %llu\n", name, label, comma, (double)bounds[i] / 1e6, (unsigned long long)sum);
+	}
+	fprintf(f, "tandem_%s_bucket{%s%sle=\"+Inf\"} %llu\n", name, label, comma, (unsigned long long)h->count);
+	fprintf(f, "tandem_%s_sum%s%s%s %llu.%06u\n", name, *label ? "{" : "", label, *label ? "}" : "", (unsigned long long)(h->sum_us / 1000000),
+		(unsigned)(h->sum_us % 1000000));
+	fprintf(f, "tandem_%s_count%s%s%s %llu\n", name, *label ? "{" : "", label, *label ? "}" : "", (unsigned long long)h->count);
+}
+
+static const char *code_name(int place)
+{
+	return td_error_name(place ? -place : TD_E_INTERNAL);
+}
+
+/* ---- tenants ----------------------------------------------------------------------------------------------------------------------- */
+
+/* The meters that are told: those with names, and "other" once there are more tenants than names. */
+static const struct td_meter *meter_at(const struct td_daemon *d, int i, char label[LABEL_MAX + 16])
+{
+	const struct td_meter *m = &d->metrics.meter[i];
+	char name[LABEL_MAX];
+
+	if (i > d->metrics.n_meters || (i == d->metrics.n_meters && i < TD_METRICS_TENANTS))
+		return NULL;
+	snprintf(label, LABEL_MAX + 16, "tenant=\"%s\"", i == TD_METRICS_TENANTS ? "other" : escaped(m->name, name));
+	return m;
+}
+
+static void tenant_counters(FILE *f, const struct td_daemon *d)
+{
+	static const struct {
+		const char *name, *help;
+		size_t at;
+		int time;
+	} table[] = {
+		{"requests_total", "Requests that were accepted.", PART(requests), 0},
+		{"prompt_tokens_total", "Tokens of the prompts of accepted requests.", PART(prompt_tokens), 0},
+		{"cached_tokens_total", "Of the prompt tokens: taken from the prefix cache, not computed again.", PART(cached_tokens), 0},
+		{"output_tokens_total", "Tokens of answers.", PART(output_tokens), 0},
+		{"cycles_total", "Verify steps, counted once for each request in them.", PART(cycles), 0},
+		{"drafted_tokens_total", "Tokens that the drafter proposed.", PART(drafted), 0},
+		{"accepted_tokens_total", "Of the proposed tokens: those that the target agreed with.", PART(accepted), 0},
+		{"device_seconds_total", "Device time charged: the share of each step that went into this tenant's rows.", PART(device_us), 1},
+		{"device_wasted_seconds_total", "Of the device time: rows of drafts that were rejected.", PART(wasted_us), 1},
+	};
+	const struct td_meter *m;
+	char label[LABEL_MAX + 16];
+
+	for (size_t k = 0; k < sizeof(table) / sizeof(table[0]); k++) {
+		family(f, table[k].name, "counter", table[k].help);
+		for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++) {
+			uint64_t value = *(const uint64_t *)((const char *)m + table[k].at);
+
+			(table[k].time ? seconds : count)(f, value, table[k].name, "{%s}", label);
+		}
+	}
+}
+
+static void tenant_ends(FILE *f, const struct td_daemon *d)
+{
+	static const char *const finish[TD_OUT_ERROR] = {"stop", "length", "cancelled", "lost"};
+	const struct td_meter *m;
+	char label[LABEL_MAX + 16];
+
+	family(f, "requests_ended_total", "counter", "Accepted requests that ended: finish reason, lost (the client hung up), or the error's code.");
+	for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
+		for (int k = 0; k < TD_OUTCOMES; k++)
+			if (k < TD_OUT_ERROR || m->ended[k])
+				count(f, m->ended[k], "requests_ended_total", "{%s,outcome=\"%s\"}", label,
+				      k < TD_OUT_ERROR ? finish[k] : code_name(k - TD_OUT_ERROR));
+	family(f, "requests_refused_total", "counter", "Requests that were not accepted, by the error's code.");
+	for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
+		for (int k = 0; k < TD_METRICS_CODES; k++)
+			if (m->refused[k])
+				count(f, m->refused[k], "requests_refused_total", "{%s,code=\"%s\"}", label, code_name(k));
+}
+
+static void tenant_histograms(FILE *f, const struct td_daemon *d)
+{
+	static const struct {
+		const char *name, *help;
+		size_t at;
+		const uint64_t *bounds;
+	} table[] = {
+		{"queue_wait_seconds", "From acceptance to the first slot.", PART(queue_wait), td_bounds_wait},
+		{"time_to_first_token_seconds", "From acceptance to the first token, waiting included.", PART(first_token), td_bounds_wait},
+		{"inter_token_seconds", "Time per token after the first: a commit of n tokens counts as n times its n-th part.", PART(inter_token), td_bounds_token},
+	};
+	const struct td_meter *m;
+	char label[LABEL_MAX + 16];
+
+	for (size_t k = 0; k < sizeof(table) / sizeof(table[0]); k++) {
+		family(f, table[k].name, "histogram", table[k].help);
+		for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
+			histogram(f, table[k].name, label, (const struct td_histogram *)((const char *)m + table[k].at), table[k].bounds);
+	}
+}
+
+/* Those that wait and those that run, by tenant and band. */
+static void tenant_now(FILE *f, const struct td_daemon *d)
+{
+	static const char *const band[] = {"interactive", "batch"};
+	uint32_t waiting[TD_METRICS_TENANTS + 1][2] = {0}, running[TD_METRICS_TENANTS + 1][2] = {0};
+	char label[LABEL_MAX + 16];
+
+	for (const struct td_request *r = d->requests; r; r = r->hh.next) {
+		long i = r->meter ? r->meter - d->metrics.meter : TD_METRICS_TENANTS;
+
+		waiting[i][0] += r->state == TD_REQ_QUEUED;
+		running[i][0] += r->state == TD_REQ_RUNNING;
+	}
+	family(f, "requests_waiting", "gauge", "Requests that wait for a slot.");
+	for (int i = 0; i <= TD_METRICS_TENANTS && meter_at(d, i, label); i++)
+		for (int b = 0; b < 2; b++)
+			count(f, waiting[i][b], "requests_waiting", "{%s,band=\"%s\"}", label, band[b]);
+	family(f, "requests_running", "gauge", "Requests in slots.");
+	for (int i = 0; i <= TD_METRICS_TENANTS && meter_at(d, i, label); i++)
+		for (int b = 0; b < 2; b++)
+			count(f, running[i][b], "requests_running", "{%s,band=\"%s\"}", label, band[b]);
+}
+
+/* ---- daemon ------------------------------------------------------------------------------------------------------------------------ */
+
+static void about_daemon(FILE *f, const struct td_daemon *d)
+{
+	static const char *const states[] = {"loading", "ready", "degraded", "failed", "draining"};
+	const char *state = td_status_state(d);
+	char model[LABEL_MAX];
+
+	family(f, "build_info", "gauge", "Always 1: version, model and device.");
+	count(f, 1, "build_info", "{version=\"" TD_VERSION "\",model=\"%s\",device=\"%s\"}", escaped(d->model.name, model), d->model.device);
+	single(f, "up", "gauge", "Always 1: tandemd answered.", 1);
+	single(f, "ready", "gauge", "1 while both workers serve.", !strcmp(state, "ready"));
+	family(f, "state", "gauge", "1 for the state that tandemd is in.");
+	for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++)
+		count(f, !strcmp(state, states[i]), "state", "{state=\"%s\"}", states[i]);
+	single_seconds(f, "uptime_seconds", "gauge", "Time since tandemd was started.", td_now_us() - d->started_us);
+	single_seconds(f, "daemon_cpu_seconds_total", "counter", "CPU time of tandemd itself since it serves, user and system.", td_status_cpu_us() - d->start_cpu_us);
+	single(f, "slots", "gauge", "Requests that can run at once.", (uint64_t)d->model.shm.slots);
+	single(f, "slots_used", "gauge", "Slots that are taken.", (uint64_t)td_scheduler_used(d));
+	single(f, "context_tokens", "gauge", "Tokens of prompt and answer together that a request may have.", (uint64_t)d->model.shm.context);
+	single(f, "resumable_bytes", "gauge", "Memory of ended requests that are kept for clients that resume.", d->retired_bytes);
+}
+
+static void about_connections(FILE *f, const struct td_daemon *d)
+{
+	static const char *const name[TD_PROTOCOLS] = {"socket", "http"};
+	uint32_t n[TD_PROTOCOLS] = {0};
+
+	for (const struct td_session *s = d->sessions; s; s = s->next)
+		n[TD_PROTOCOL_SOCKET]++;
+	family(f, "connections", "gauge", "Open connections.");
+	for (int i = 0; i < TD_PROTOCOLS; i++)
+		count(f, n[i], "connections", "{protocol=\"%s\"}", name[i]);
+	family(f, "connections_opened_total", "counter", "Connections that were opened.");
+	for (int i = 0; i < TD_PROTOCOLS; i++)
+		count(f, d->metrics.opened[i], "connections_opened_total", "{protocol=\"%s\"}", name[i]);
+	single(f, "connections_refused_total", "counter", "Connections that were refused, because there were too many.", d->listener.refused);
+	family(f, "errors_total", "counter", "Errors that were told to clients, by code.");
+	for (int k = 0; k < TD_METRICS_CODES; k++)
+		if (d->metrics.errors[k])
+			count(f, d->metrics.errors[k], "errors_total", "{code=\"%s\"}", code_name(k));
+}
+
+static void about_drafts(FILE *f, const struct td_daemon *d)
+{
+	family(f, "draft_position_drafted_total", "counter", "Drafts at this place of a block that were verified.");
+	for (int i = 0; i < d->model.k_max; i++)
+		count(f, d->metrics.drafted_at[i], "draft_position_drafted_total", "{position=\"%d\"}", i + 1);
+	family(f, "draft_position_accepted_total", "counter", "Drafts at this place of a block that were accepted.");
+	for (int i = 0; i < d->model.k_max; i++)
+		count(f, d->count.accepted_at[i], "draft_position_accepted_total", "{position=\"%d\"}", i + 1);
+}
+
+/* ---- workers ----------------------------------------------------------------------------------------------------------------------- */
+
+static uint64_t load(const _Atomic uint64_t *v)
+{
+	return atomic_load_explicit(v, memory_order_relaxed);
+}
+
+static void about_cycles(FILE *f, const struct td_daemon *d)
+{
+	const struct td_worker_stats *t = &d->shm->stats_target, *w = &d->shm->stats_drafter;
+
+	family(f, "cycle_stage_seconds_total", "counter",
+	       "Where the time of cycles went: draft, wait (of the target for drafts, drafting included), verify, commit. wait less draft is the channels' part.");
+	seconds(f, load(&w->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "draft");
+	seconds(f, load(&t->wait_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "wait");
+	seconds(f, load(&t->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "verify");
+	seconds(f, load(&t->commit_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "commit");
+	family(f, "worker_steps_total", "counter", "Steps: verifies of the target, drafts of the drafter.");
+	count(f, load(&t->steps), "worker_steps_total", "{worker=\"%s\"}", "target");
+	count(f, load(&w->steps), "worker_steps_total", "{worker=\"%s\"}", "drafter");
+	single(f, "prefill_tokens_total", "counter", "Prompt tokens that the target computed.", load(&t->prefill_tokens));
+	single_seconds(f, "prefill_seconds_total", "counter", "The target's time in prompts.", load(&t->prefill_us));
+	family(f, "verify_step_seconds", "histogram", "A verify step, waiting left out; counted once for each request in it.");
+	histogram(f, "verify_step_seconds", "", &d->metrics.step, td_bounds_token);
+	family(f, "commit_gap_seconds", "histogram", "Between two deliveries of tokens to one request: what its client sees as a pause.");
+	histogram(f, "commit_gap_seconds", "", &d->metrics.gap, td_bounds_token);
+	family(f, "request_duration_seconds", "histogram", "From acceptance to the end, however it ended.");
+	histogram(f, "request_duration_seconds", "", &d->metrics.duration, td_bounds_request);
+}
+
+static void about_workers(FILE *f, const struct td_daemon *d)
+{
+	static const char *const states[] = {"starting", "loading", "ready", "failed", "restarting"};
+	const struct td_child *child[] = {&d->target, &d->drafter};
+	int n = d->model.has_drafter ? 2 : 1;
+
+	family(f, "worker_state", "gauge", "1 for the state that the worker is in.");
+	for (int i = 0; i < n; i++)
+		for (size_t k = 0; k < sizeof(states) / sizeof(states[0]); k++)
+			count(f, !strcmp(td_status_worker_state(child[i]), states[k]), "worker_state", "{worker=\"%s\",state=\"%s\"}", child[i]->name, states[k]);
+	family(f, "worker_restarts_total", "counter", "How often the worker was replaced.");
+	for (int i = 0; i < n; i++)
+		count(f, (uint64_t)child[i]->restarts, "worker_restarts_total", "{worker=\"%s\"}", child[i]->name);
+	family(f, "worker_load_ratio", "gauge", "How much of the present loading stage is done, 0 to 1; 1 when nothing loads.");
+	for (int i = 0; i < n; i++) {
+		int loading = child[i]->state == TD_CHILD_LOADING || child[i]->state == TD_CHILD_STARTING;
+		double part = !loading ? 1 : child[i]->stage_total ? (double)child[i]->stage_done / (double)child[i]->stage_total : 0;
+
+		fprintf(f, "tandem_worker_load_ratio{worker=\"%s\"} %.4f\n", child[i]->name, part < 1 ? part : 1);
+	}
+	family(f, "worker_weights_bytes", "gauge", "Memory of the worker's weights, as it said when it was ready.");
+	for (int i = 0; i < n; i++)
+		count(f, child[i]->weights_bytes, "worker_weights_bytes", "{worker=\"%s\"}", child[i]->name);
+	family(f, "worker_cache_bytes", "gauge", "Memory of the worker's caches, as it said when it was ready.");
+	for (int i = 0; i < n; i++)
+		count(f, child[i]->cache_bytes, "worker_cache_bytes", "{worker=\"%s\"}", child[i]->name);
+}
+
+static void planned(FILE *f, const char *worker, const struct td_memplan_worker *w)
+{
+	const struct {
+		const char *part;
+		uint64_t bytes;
+	} table[] = {{"weights", w->weights}, {"kv", w->kv}, {"state", w->state}, {"buffers", w->buffers}, {"context", w->context}};
+
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++)
+		count(f, table[i].bytes, "planned_memory_bytes", "{worker=\"%s\",part=\"%s\"}", worker, table[i].part);
+}
+
+static void about_memory(FILE *f, const struct td_daemon *d)
+{
+	if (d->model.memory_known) {
+		family(f, "planned_memory_bytes", "gauge", "Device memory as planned at the start.");
+		planned(f, "target", &d->model.memory.target);
+		if (d->model.has_drafter)
+			planned(f, "drafter", &d->model.memory.drafter);
+		count(f, d->model.memory.exchange, "planned_memory_bytes", "{worker=\"%s\",part=\"%s\"}", "both", "exchange");
+	}
+	single(f, "kv_pages", "gauge", "Pages of the KV cache, of 64 tokens each.", (uint64_t)d->model.kv_pages);
+	single(f, "kv_pages_used", "gauge", "KV pages that running requests have.", (uint64_t)d->pages_used);
+}
+
+char *td_metrics_render(const struct td_daemon *d, size_t *n)
+{
+	char *text = NULL;
+	FILE *f = open_memstream(&text, n);
+	int bad;
+
+	if (!f)
+		return NULL;
+	about_daemon(f, d);
+	about_connections(f, d);
+	tenant_now(f, d);
+	tenant_counters(f, d);
+	tenant_ends(f, d);
+	tenant_histograms(f, d);
+	about_drafts(f, d);
+	about_cycles(f, d);
+	about_workers(f, d);
+	about_memory(f, d);
+	bad = ferror(f);
+	if (fclose(f) || bad) {
+		free(text);
+		return NULL;
+	}
+	return text;
+}
