@@ -1,0 +1,128 @@
+/*
+ * queue.h: who waits, who runs, and who is next: the policy of sharing, with nothing around it.
+ *
+ * It knows neither sockets nor shared memory nor a clock: time comes as an argument, so a simulator drives this very code (tests/unit/test_d_fair.c).
+ * A flow is one tenant as the queue sees it, an entry one request that waits, a stay the time of one in a slot, from START until the slot is free
+ * again. A stay outlives its request's end by a step or so: the slot and its pages are taken and its work is charged until then.
+ *
+ * The order, in which the first that may start is the next:
+ *   1. the band: interactive before batch; a batch request that waited batch_age_us counts as interactive from then on;
+ *   2. whoever stays within its share of the pages with this request before those who would borrow;
+ *   3. the flow's clock: device microseconds charged, divided by its weight, with what its stays will probably still use;
+ *   4. the flow that was served least recently;
+ *   and inside a flow the order of arrival.
+ * A flow that did not wait has its clock lifted to the least one of those that do (to the largest one of those that run when nobody waits): time in which
+ * it wanted nothing is not saved up. Work that its stays did while others waited stays charged.
+ * A request that lacks pages is overtaken a bounded number of times; then pages are kept for it. Suspects (of killing workers) wait apart: they
+ * go first, alone.
+ *
+ * Who owns: entries, flows are the caller's; the queue only links them. A flow must outlive its entries and stays.
+ * What must never happen: a request lost or in two places; a slot that stays empty while some request may start; a stay cut short before it lasted a quantum.
+ */
+#ifndef TD_QUEUE_H
+#define TD_QUEUE_H
+
+#include <stdint.h>
+
+enum td_band { TD_BAND_INTERACTIVE, TD_BAND_BATCH, TD_BANDS };
+enum { TD_QUEUE_SLOTS = 64 };
+
+struct td_flow;
+
+struct td_entry {
+	/* set by the caller before td_queue_add */
+	struct td_flow *flow;
+	uint64_t number; /* order of arrival */
+	enum td_band band;
+	int pages; /* that it needs to run */
+	/* the queue's */
+	struct td_entry *next, *prev;
+	int waiting;
+	int aged; /* of batch, waited long: counts as interactive */
+	int overtaken; /* how often others took pages that it waits for */
+	int suspect, lone;
+	uint64_t queued_us; /* waits since */
+};
+
+struct td_fifo {
+	struct td_entry *head, *tail;
+	int n;
+};
+
+struct td_flow {
+	/* settings */
+	double weight; /* > 0 */
+	int max_running; /* 0 = as many as there are slots */
+	double memory_share; /* of the pages, 0..1; 0 = by weight among those that are active */
+	/* the queue's */
+	double clock_us; /* device time charged / weight */
+	double mean_us; /* what a stay of this flow costs, from those that ended */
+	double expected_us; /* what those that run will probably still use */
+	struct td_fifo fifo[TD_BANDS];
+	int queued; /* in its FIFOs and among the suspects */
+	int running; /* stays */
+	int pages; /* of its stays */
+	int at; /* place in the queue's list of flows that wait, -1 */
+	uint64_t served; /* order in which flows got their last slot */
+	uint64_t charged_us; /* in all, without weight */
+};
+
+struct td_stay {
+	struct td_flow *flow; /* NULL: the slot is free */
+	struct td_entry *entry; /* NULL: ended for its client, the worker does not know yet */
+	int band; /* as which it started */
+	int pages, commits;
+	int leaving; /* the worker was told to stop it */
+	int cut; /* ... to make room for another: it goes on later */
+	uint64_t charged_us, fill_us; /* fill: up to its first token */
+	double expected_us;
+};
+
+struct td_queue {
+	/* settings */
+	int slots, pages;
+	uint64_t batch_age_us, quantum_us; /* quantum 0: nothing that runs is cut short */
+	int in_order; /* plain order of arrival: what fairness is compared with */
+	/* state */
+	struct td_flow **waiting; /* flows with entries in their FIFOs, in no order; grown in td_queue_reserve */
+	int n_waiting, size_waiting;
+	struct td_entry *suspects; /* by (lone, number) */
+	int n; /* entries that wait */
+	struct td_stay stay[TD_QUEUE_SLOTS];
+	int used, pages_used, leaving;
+	uint64_t served;
+	double clock_us; /* never falls: what a flow's clock is lifted to when nobody else is there */
+	double mean_us; /* what a stay costs, of all flows */
+	double mean_stay_us, mean_gap_us; /* how long a stay lasts; measured by td_queue_time */
+	uint64_t n_ended;
+	struct td_entry *wanting; /* for whom the last cut was made */
+};
+
+void td_queue_finish(struct td_queue *q);
+/* Room for so many flows at once, so that td_queue_add can't fail. 0 or TD_E_NOMEM. */
+int td_queue_reserve(struct td_queue *q, int flows);
+
+/* A request arrives or comes back: to its place by number in its flow's FIFO, or among the suspects. */
+void td_queue_add(struct td_queue *q, struct td_entry *e, uint64_t now_us);
+void td_queue_remove(struct td_queue *q, struct td_entry *e); /* it waits no longer */
+/* Who may start now, given free slots and pages; NULL: nobody. */
+struct td_entry *td_queue_next(struct td_queue *q, uint64_t now_us);
+int td_queue_free_slot(const struct td_queue *q); /* -1: none */
+void td_queue_start(struct td_queue *q, struct td_entry *e, int slot);
+/* Device time used in a slot; `commit`: tokens came of it. */
+void td_queue_charge(struct td_queue *q, int slot, uint64_t us, int commit);
+/* The worker is told to stop what runs there. */
+void td_queue_leave(struct td_queue *q, int slot);
+/* The slot is free. The caller takes its entry away before, if it is to wait again: td_queue_add after this. */
+void td_queue_free(struct td_queue *q, int slot, uint64_t lasted_us);
+/* The slot whose stay should be cut short because of who waits, marked as leaving and cut; -1: none. */
+int td_queue_cut(struct td_queue *q, uint64_t now_us);
+/* The order in which the worker should prefill: the least first. */
+uint64_t td_queue_turn(const struct td_queue *q, int slot);
+
+/* How many would start before it, as things stand. */
+int td_queue_ahead(const struct td_queue *q, const struct td_entry *e);
+/* How long until a request with so many before it gets a slot, by what stays lasted so far; 0 while too few ended to say. */
+uint64_t td_queue_wait_us(const struct td_queue *q, int ahead);
+
+#endif
