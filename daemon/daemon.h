@@ -243,6 +243,8 @@ struct td_request {
 	struct td_commitlog log;
 	struct td_textstream text;
 	struct td_sampling sampling;
+	uint8_t *grammar; /* compiled (engine/grammar.h), malloc'd; NULL: the output is free */
+	size_t n_grammar;
 	int n_stop_ids;
 	int32_t stop_id[TD_STOP_IDS_MAX];
 	int max_total, k;

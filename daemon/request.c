@@ -279,6 +279,7 @@ void td_request_free(struct td_request *r)
 		return;
 	td_commitlog_finish(&r->log);
 	td_textstream_finish(&r->text);
+	free(r->grammar);
 	free(r);
 }
 
@@ -323,7 +324,7 @@ int td_request_commit(struct td_request *r, const int32_t *token, int n, const s
 
 static size_t bytes_of(const struct td_request *r)
 {
-	return sizeof(*r) + td_commitlog_bytes(&r->log) + r->text.size;
+	return sizeof(*r) + td_commitlog_bytes(&r->log) + r->text.size + r->n_grammar;
 }
 
 static void forget(struct td_daemon *d, struct td_request *r)

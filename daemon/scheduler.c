@@ -50,6 +50,9 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	a->n_stop = r->n_stop_ids;
 	memcpy(a->stop, r->stop_id, sizeof(a->stop));
 	a->sampling = r->sampling;
+	a->grammar_bytes = (int32_t)r->n_grammar;
+	if (r->n_grammar)
+		memcpy(td_shm_grammar(d->shm, slot), r->grammar, r->n_grammar);
 	memcpy(td_shm_ids(d->shm, slot), r->log.ids, (size_t)r->log.n * sizeof(int32_t));
 }
 
