@@ -10,8 +10,9 @@
  *   config.c      file and options                       child.c       one life of one worker: process, control channel, fds
  *   model.c       what is known before a worker runs     scheduler.c   slots, pages, rings
  *   listener.c    socket, lock, accepting                commitlog.c   prompt, committed tokens, log-probabilities
- *   session.c     one connection                         textstream.c  tokens to text, stop strings
- *   dispatch.c    what a message asks for                stream.c      deltas and finish
+ *   session.c     one connection (session.h)             textstream.c  tokens to text, stop strings
+ *   frames.c      its bytes, as libtandem speaks         stream.c      what its client gets of a request
+ *   dispatch.c    what a message asks for
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
  *   logpipe.c     what children print
  *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
@@ -32,6 +33,7 @@
 #include <uv.h>
 
 #include "daemon/metrics.h"
+#include "daemon/session.h"
 #include "engine/clock.h"
 #include "engine/control.h"
 #include "engine/error.h"
@@ -296,59 +298,15 @@ struct td_delta_scratch { /* for packing a delta with log-probabilities */
 };
 /* Sends what the client has not got yet, as far as its buffer has room; after the end also Finish or Error, which frees the tag. */
 void td_stream_pump(struct td_daemon *d, struct td_request *r);
-
-/* ---- session.c --------------------------------------------------------------------------------------------------------------------- */
-
-struct td_job;
-
-enum td_session_state { TD_SES_OPEN, TD_SES_ENDING /* says its last words */, TD_SES_CLOSED };
-
-struct td_session {
-	struct td_daemon *d;
-	uv_pipe_t pipe;
-	struct td_session *next, *prev;
-	struct td_session *dirty_next;
-	int dirty;
-	uint64_t number;
-	uid_t uid;
-	pid_t pid;
-	char tenant[32];
-	enum td_session_state state;
-	int greeted, reading;
-	uint64_t opened_us, frame_us /* a frame is half here since, 0 = none */, ending_us;
-	struct td_frame_reader in;
-	uint8_t *rest; /* read, but not fed to `in` yet: NULL unless blocked */
-	size_t rest_n;
-	/* output: [0, out_n) waits; `flying` is with libuv */
-	uint8_t *out, *flying;
-	size_t out_n, out_size, flying_size;
-	uv_write_t write;
-	int writing;
-	int blocked; /* more is waiting than allowed: no deltas, no reading */
-	unsigned was_blocked; /* how often */
-	uint64_t blocked_us;
-	struct td_request *requests; /* attached, by session_next */
-	struct td_job *jobs;
-};
-
-/* Takes a connected fd, also on failure. */
-int td_session_open(struct td_daemon *d, int fd, struct td_error *err);
-void td_session_close(struct td_session *s); /* now; its requests are lost */
-/* Error with tag 0, then the connection ends once that is written. */
-void td_session_refuse(struct td_session *s, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-void td_session_send(struct td_session *s, const Tandem__ServerMessage *msg);
-void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e);
-size_t td_session_pending(const struct td_session *s);
-void td_session_attach(struct td_session *s, struct td_request *r, uint64_t tag);
-void td_session_detach(struct td_request *r);
-void td_sessions_flush(struct td_daemon *d); /* once per turn */
-void td_sessions_check(struct td_daemon *d, uint64_t now_us); /* handshakes, slow readers, half frames */
-struct td_request *td_session_request(struct td_session *s, uint64_t tag);
+size_t td_stream_text_from(const struct td_request *r); /* where the text begins that the next delta tells */
+void td_stream_usage(const struct td_request *r, Tandem__Usage *u);
 
 /* ---- dispatch.c -------------------------------------------------------------------------------------------------------------------- */
 
 /* Takes over msg. */
 void td_dispatch(struct td_session *s, Tandem__ClientMessage *msg);
+/* Takes over r: into the queue, attached to s by `tag`, and Accepted; or freed and refused by an error under the tag, whose code is returned. */
+int td_dispatch_admit(struct td_session *s, struct td_request *r, const Tandem__Generate *g, uint64_t number, uint64_t tag);
 /* A job is done: what became of its message goes on from here. */
 void td_dispatch_job(struct td_job *j);
 

@@ -28,7 +28,7 @@ static void hello(struct td_session *s, uint64_t tag, const Tandem__Hello *h)
 	Tandem__Welcome w = TANDEM__WELCOME__INIT;
 	Tandem__ServerMessage out = TANDEM__SERVER_MESSAGE__INIT;
 
-	if (s->greeted) {
+	if (s->frames.greeted) {
 		td_session_refuse(s, TD_E_PROTOCOL, "Hello came twice");
 		return;
 	}
@@ -36,7 +36,7 @@ static void hello(struct td_session *s, uint64_t tag, const Tandem__Hello *h)
 		td_session_refuse(s, TD_E_UNSUPPORTED, "the client speaks version %u of the protocol, this daemon version %d", h->version, PROTOCOL_VERSION);
 		return;
 	}
-	s->greeted = 1;
+	s->frames.greeted = 1;
 	td_log(TD_LOG_DEBUG, "connection %llu: %s, process %d, %.64s", (unsigned long long)s->number, s->tenant, (int)s->pid, h->client ? h->client : "unnamed");
 	w.version = PROTOCOL_VERSION;
 	w.server = (char *)"tandemd " TD_VERSION;
@@ -77,18 +77,9 @@ static int closed_now(const struct td_daemon *d, struct td_error *err)
 
 static void send_accepted(struct td_session *s, const struct td_request *r)
 {
-	Tandem__Accepted a = TANDEM__ACCEPTED__INIT;
-	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 	int place = r->state == TD_REQ_QUEUED ? td_queue_place(&s->d->queue, r) - slots_free(s->d) + 1 : 0;
 
-	a.request = r->number;
-	a.key = (ProtobufCBinaryData){sizeof(r->key), (uint8_t *)r->key};
-	a.prompt_tokens = (uint32_t)r->log.n_prompt;
-	a.queue_position = place > 0 ? (uint32_t)place : 0;
-	m.tag = r->tag;
-	m.body_case = TANDEM__SERVER_MESSAGE__BODY_ACCEPTED;
-	m.accepted = &a;
-	td_session_send(s, &m);
+	s->protocol->accepted(s, r, place > 0 ? (uint32_t)place : 0);
 }
 
 static void enqueue(struct td_daemon *d, struct td_request *r)
@@ -98,33 +89,29 @@ static void enqueue(struct td_daemon *d, struct td_request *r)
 	td_queue_add(&d->queue, r);
 }
 
-static void admit(struct td_job *j)
+int td_dispatch_admit(struct td_session *s, struct td_request *r, const Tandem__Generate *g, uint64_t number, uint64_t tag)
 {
-	struct td_daemon *d = j->d;
-	struct td_session *s = j->session;
-	struct td_request *r = j->request;
-	const Tandem__Generate *g = j->msg->generate;
+	struct td_daemon *d = s->d;
 	struct td_error err;
 
 	if (closed_now(d, &err)) {
 		td_metrics_refuse(d, s->tenant, err.code);
-		td_session_error(s, j->msg->tag, &err);
 		td_request_free(r);
-		return;
+		td_session_error(s, tag, &err);
+		return err.code;
 	}
-	r->number = j->number;
+	r->number = number;
 	r->arrived_us = td_now_us();
 	if (g->has_deadline_ms && g->deadline_ms)
 		r->deadline_us = r->arrived_us + (uint64_t)g->deadline_ms * 1000;
 	HASH_ADD(hh, d->requests, number, sizeof(r->number), r);
-	td_session_attach(s, r, j->msg->tag);
+	td_session_attach(s, r, tag);
 	enqueue(d, r);
 	td_metrics_accept(d, r, s->tenant);
 	d->count.requests++;
 	d->count.prompt_tokens += (uint64_t)r->log.n_prompt;
 	send_accepted(s, r);
-	if (j->cancelled)
-		td_request_end(d, r, TANDEM__FINISH_REASON__CANCELLED);
+	return 0;
 }
 
 static void generate(struct td_session *s, Tandem__ClientMessage *msg)
@@ -207,19 +194,6 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 
 /* ---- tokens ------------------------------------------------------------------------------------------------------------------------ */
 
-static void send_tokens(struct td_session *s, uint64_t tag, const struct td_ids *ids)
-{
-	Tandem__Tokens t = TANDEM__TOKENS__INIT;
-	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
-
-	t.n_id = ids->n;
-	t.id = ids->id;
-	m.tag = tag;
-	m.body_case = TANDEM__SERVER_MESSAGE__BODY_TOKENS;
-	m.tokens = &t;
-	td_session_send(s, &m);
-}
-
 static void detokenize(struct td_session *s, uint64_t tag, const Tandem__Detokenize *in)
 {
 	const struct td_model *model = &s->d->model;
@@ -270,10 +244,10 @@ void td_dispatch_job(struct td_job *j)
 		td_metrics_refuse(j->d, j->session->tenant, j->error.code);
 	if (j->error.code)
 		td_session_error(j->session, j->msg->tag, &j->error);
-	else if (j->request)
-		admit(j);
-	else
-		send_tokens(j->session, j->msg->tag, &j->ids);
+	else if (j->request && !td_dispatch_admit(j->session, j->request, j->msg->generate, j->number, j->msg->tag) && j->cancelled)
+		td_request_end(j->d, j->request, TANDEM__FINISH_REASON__CANCELLED);
+	else if (!j->request)
+		td_frames_tokens(j->session, j->msg->tag, &j->ids);
 }
 
 static int tag_in_use(struct td_session *s, uint64_t tag)
@@ -287,7 +261,7 @@ void td_dispatch(struct td_session *s, Tandem__ClientMessage *msg)
 		    msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_TOKENIZE;
 
 	s->d->asked_us = td_now_us();
-	if (!s->greeted && msg->body_case != TANDEM__CLIENT_MESSAGE__BODY_HELLO) {
+	if (!s->frames.greeted && msg->body_case != TANDEM__CLIENT_MESSAGE__BODY_HELLO) {
 		td_session_refuse(s, TD_E_PROTOCOL, "the first message must be Hello");
 	} else if (opens && msg->tag == 0) {
 		td_session_refuse(s, TD_E_PROTOCOL, "tag 0 belongs to the connection; requests need another one");

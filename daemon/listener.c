@@ -217,7 +217,7 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 			return;
 		if (d->n_sessions >= d->cfg.max_connections)
 			turn_away(d, fd, d->fds_short ? NO_FD : "tandemd has as many connections as tandem.max_connections allows");
-		else if (td_session_open(d, fd, &err))
+		else if (td_session_open(d, fd, &td_frames, 0, &err))
 			td_log(TD_LOG_WARN, "connection refused: %s", err.text);
 	}
 }

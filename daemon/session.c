@@ -1,7 +1,7 @@
 /*
- * session.c: one client connection: bytes in, frames out, and what bounds it.
+ * session.c: one client connection: bytes in, bytes out, and what bounds it.
  *
- * Input goes through a frame reader whose cap is small until Hello came. Output is one buffer that grows up to tandem's limit and a little more; when
+ * Input goes to the session's protocol. Output is one buffer that grows up to tandem's limit and a little more; when
  * the limit is passed the session is `blocked`: its requests get no more deltas (the scheduler pauses them), and no further message is read from it,
  * until half of it has gone. A session that stays blocked too long loses its requests and is told so, if it ever reads again.
  * What must never happen: memory that a silent or greedy client can grow; a session freed while libuv or a job still knows it.
@@ -16,7 +16,7 @@
 #include "daemon/daemon.h"
 #include "engine/log.h"
 
-enum { HELLO_FRAME_MAX = 65536, ENDING_US = 5000000, OUT_SLACK = 16384, BOUNDED_FROM = 65536 /* smaller ones are max_connections' matter */ };
+enum { ENDING_US = 5000000, HOLD_MOST = 65536 /* read ahead of an answer */ };
 
 static void flush(struct td_session *s);
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf);
@@ -27,7 +27,6 @@ static void on_closed(uv_handle_t *h)
 {
 	struct td_session *s = h->data;
 
-	td_frame_reader_finish(&s->in);
 	free(s->out);
 	free(s->flying);
 	free(s->rest);
@@ -45,7 +44,10 @@ void td_session_close(struct td_session *s)
 		struct td_request *r = s->requests;
 
 		td_session_detach(r);
-		td_request_lose(d, r);
+		if (s->protocol->resumes)
+			td_request_lose(d, r);
+		else
+			td_request_end(d, r, TANDEM__FINISH_REASON__CANCELLED);
 	}
 	for (struct td_job *j = s->jobs; j; j = j->next) {
 		j->session = NULL;
@@ -64,7 +66,8 @@ void td_session_close(struct td_session *s)
 	if (s->next)
 		s->next->prev = s->prev;
 	d->n_sessions--;
-	uv_close((uv_handle_t *)&s->pipe, on_closed);
+	s->protocol->closing(s);
+	uv_close(&s->io.handle, on_closed);
 }
 
 static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
@@ -76,7 +79,26 @@ static void on_alloc(uv_handle_t *h, size_t suggested, uv_buf_t *buf)
 	*buf = uv_buf_init(shared, sizeof(shared));
 }
 
-int td_session_open(struct td_daemon *d, int fd, struct td_error *err)
+static int open_stream(struct td_session *s, int fd, int tcp)
+{
+	int rc;
+
+	if (tcp) {
+		uv_tcp_init(&s->d->loop, &s->io.tcp);
+		rc = uv_tcp_open(&s->io.tcp, fd);
+		if (rc == 0)
+			uv_tcp_nodelay(&s->io.tcp, 1);
+	} else {
+		uv_pipe_init(&s->d->loop, &s->io.pipe, 0);
+		rc = uv_pipe_open(&s->io.pipe, fd);
+	}
+	s->io.handle.data = s;
+	if (rc)
+		close(fd);
+	return rc ? rc : uv_read_start(&s->io.stream, on_alloc, on_read);
+}
+
+int td_session_open(struct td_daemon *d, int fd, const struct td_session_protocol *protocol, int tcp, struct td_error *err)
 {
 	struct td_session *s = calloc(1, sizeof(*s));
 	struct ucred cred;
@@ -88,24 +110,18 @@ int td_session_open(struct td_daemon *d, int fd, struct td_error *err)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
 	}
 	s->d = d;
+	s->protocol = protocol;
 	s->number = ++d->next_session;
 	s->opened_us = td_now_us();
-	td_frame_reader_init(&s->in, HELLO_FRAME_MAX);
-	uv_pipe_init(&d->loop, &s->pipe, 0);
-	s->pipe.data = s;
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0) {
+	if (!tcp && getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &cred, &size) == 0) {
 		s->uid = cred.uid;
 		s->pid = cred.pid;
 	}
 	snprintf(s->tenant, sizeof(s->tenant), "uid-%u", (unsigned)s->uid);
-	rc = uv_pipe_open(&s->pipe, fd);
-	if (rc == 0)
-		rc = uv_read_start((uv_stream_t *)&s->pipe, on_alloc, on_read);
-	else
-		close(fd);
+	rc = open_stream(s, fd, tcp);
 	if (rc < 0) {
 		s->state = TD_SES_CLOSED;
-		uv_close((uv_handle_t *)&s->pipe, on_closed);
+		uv_close(&s->io.handle, on_closed);
 		return td_error_set(err, TD_E_IO, "%s", uv_strerror(rc));
 	}
 	s->reading = 1;
@@ -114,7 +130,7 @@ int td_session_open(struct td_daemon *d, int fd, struct td_error *err)
 		s->next->prev = s;
 	d->sessions = s;
 	d->n_sessions++;
-	td_metrics_connect(d, TD_PROTOCOL_SOCKET);
+	td_metrics_connect(d, protocol->metric);
 	return 0;
 }
 
@@ -150,53 +166,21 @@ struct td_request *td_session_request(struct td_session *s, uint64_t tag)
 
 /* ---- input ------------------------------------------------------------------------------------------------------------------------- */
 
-/* A message that cannot be had. Who is meant is known when the bytes are protobuf, and then only that one is told: an open request of this tag means that
- * the tag was used twice. */
-static void refuse_message(struct td_session *s, uint64_t tag, const struct td_error *err)
-{
-	if (err->code == TD_E_PROTOCOL || !s->greeted || !tag || td_session_request(s, tag) || td_job_find(s, tag))
-		td_session_refuse(s, err->code, "%s", err->text);
-	else
-		td_session_error(s, tag, err);
-}
-
-/* Handles the whole frames that are there, as long as there is room for answers. */
-static void take_frames(struct td_session *s)
-{
-	const uint8_t *payload;
-	size_t n;
-
-	while (s->state == TD_SES_OPEN && !s->blocked && td_frame_peek(&s->in, &payload, &n) == 1) {
-		struct td_error err = {0};
-		Tandem__ClientMessage *msg = td_client_message_unpack(payload, n, &err);
-		uint64_t tag = msg ? msg->tag : td_client_message_tag(payload, n);
-
-		td_frame_drop(&s->in);
-		s->frame_us = 0;
-		if (!msg)
-			refuse_message(s, tag, &err);
-		else
-			td_dispatch(s, msg);
-		s->in.cap = s->greeted ? (size_t)s->d->cfg.max_frame : HELLO_FRAME_MAX;
-	}
-}
-
-static size_t held(const struct td_session *s)
-{
-	return s->in.used ? s->in.size : 0;
-}
-
 /* What all clients together have sent of messages that are not whole yet is bounded; past the bound the one with most goes. */
-static void bound_input(struct td_daemon *d)
+void td_sessions_bound_input(struct td_daemon *d)
 {
 	for (;;) {
 		struct td_session *largest = NULL;
-		size_t sum = 0;
+		size_t sum = 0, most = 0;
 
 		for (struct td_session *s = d->sessions; s; s = s->next) {
-			sum += held(s);
-			if (!largest || held(s) > held(largest))
+			size_t held = s->state == TD_SES_OPEN ? s->protocol->held(s) : 0;
+
+			sum += held;
+			if (!largest || held > most) {
 				largest = s;
+				most = held;
+			}
 		}
 		if (sum <= (size_t)d->cfg.input_memory)
 			return;
@@ -205,68 +189,111 @@ static void bound_input(struct td_daemon *d)
 	}
 }
 
-/* Bytes that were read but have no place while the session is blocked: at most one read's worth, since reading stops. */
+static int waits(const struct td_session *s)
+{
+	return s->blocked || s->hold;
+}
+
+/* Bytes that were read but have no place for now: little, since reading stops. */
 static void keep_rest(struct td_session *s, const uint8_t *data, size_t n)
 {
-	s->rest = malloc(n);
-	if (!s->rest) {
+	uint8_t *bigger = realloc(s->rest, s->rest_n + n);
+
+	if (!bigger) {
 		td_session_refuse(s, TD_E_NOMEM, "no memory for this message");
 		return;
 	}
-	memcpy(s->rest, data, n);
-	s->rest_n = n;
+	memcpy(bigger + s->rest_n, data, n);
+	s->rest = bigger;
+	s->rest_n += n;
 }
 
 static void feed(struct td_session *s, const uint8_t *data, size_t n)
 {
-	while (n && s->state == TD_SES_OPEN) {
-		long taken = td_frame_feed(&s->in, data, n);
+	while (n && s->state == TD_SES_OPEN && !waits(s)) {
+		size_t used = s->protocol->feed(s, data, n);
 
-		if (taken == TD_E_TOO_LARGE)
-			td_session_refuse(s, TD_E_TOO_LARGE, "the frame is larger than the %zu bytes that are taken%s", s->in.cap,
-					  s->greeted ? "" : " before Hello");
-		else if (taken < 0)
-			td_session_refuse(s, (int)taken, "no memory for this frame");
-		if (taken < 0)
-			return;
-		data += taken;
-		n -= (size_t)taken;
-		take_frames(s);
-		if (s->blocked && n) {
-			keep_rest(s, data, n);
-			return;
-		}
+		data += used;
+		n -= used;
 	}
+	if (n && s->state == TD_SES_OPEN)
+		keep_rest(s, data, n);
+}
+
+/* Not while answers wait for their reader. On hold it goes on a little, since an end that is not read is not seen. */
+static void set_reading(struct td_session *s)
+{
+	int wanted = s->state == TD_SES_OPEN && !s->blocked && (!s->hold || s->rest_n < HOLD_MOST);
+
+	if (wanted == s->reading)
+		return;
+	if (wanted)
+		uv_read_start(&s->io.stream, on_alloc, on_read);
+	else
+		uv_read_stop(&s->io.stream);
+	s->reading = wanted;
+}
+
+void td_session_go_on(struct td_session *s)
+{
+	if (s->state == TD_SES_OPEN && !waits(s))
+		s->protocol->go_on(s);
+	if (s->rest && s->state == TD_SES_OPEN && !waits(s)) {
+		uint8_t *rest = s->rest;
+		size_t n = s->rest_n;
+
+		s->rest = NULL;
+		s->rest_n = 0;
+		feed(s, rest, n);
+		free(rest);
+	}
+	if (s->state == TD_SES_OPEN)
+		set_reading(s);
+}
+
+static void on_eof(struct td_session *s)
+{
+	if (s->protocol->half(s) && s->state == TD_SES_OPEN)
+		td_log(TD_LOG_DEBUG, "connection %llu ended in the middle of a message", (unsigned long long)s->number);
+	if (!s->protocol->answers_eof || s->requests || s->jobs || !td_session_pending(s)) {
+		td_session_close(s);
+		return;
+	}
+	uv_read_stop(&s->io.stream);
+	s->reading = 0;
+	if (s->state == TD_SES_OPEN)
+		td_session_end(s);
 }
 
 static void on_read(uv_stream_t *stream, ssize_t n, const uv_buf_t *buf)
 {
 	struct td_session *s = stream->data;
-	size_t size;
 
 	if (s->state == TD_SES_CLOSED || n == 0)
 		return;
+	if (n == UV_EOF) {
+		on_eof(s);
+		return;
+	}
 	if (n < 0) {
-		if (s->in.used && s->state == TD_SES_OPEN)
-			td_log(TD_LOG_DEBUG, "connection %llu ended in the middle of a frame", (unsigned long long)s->number);
 		td_session_close(s);
 		return;
 	}
 	if (s->state != TD_SES_OPEN)
 		return;
-	size = s->in.size;
-	feed(s, (const uint8_t *)buf->base, (size_t)n);
-	if (s->state == TD_SES_OPEN && s->in.used && !s->frame_us)
-		s->frame_us = td_now_us();
-	if (s->in.size > BOUNDED_FROM && s->in.size != size)
-		bound_input(s->d);
+	if (s->rest)
+		keep_rest(s, (const uint8_t *)buf->base, (size_t)n);
+	else
+		feed(s, (const uint8_t *)buf->base, (size_t)n);
+	if (s->state == TD_SES_OPEN)
+		set_reading(s);
 }
 
 /* ---- output ------------------------------------------------------------------------------------------------------------------------ */
 
 size_t td_session_pending(const struct td_session *s)
 {
-	return s->out_n + (s->writing ? uv_stream_get_write_queue_size((const uv_stream_t *)&s->pipe) : 0);
+	return s->out_n + (s->writing ? uv_stream_get_write_queue_size(&s->io.stream) : 0);
 }
 
 static void set_blocked(struct td_session *s)
@@ -275,10 +302,8 @@ static void set_blocked(struct td_session *s)
 		return;
 	s->blocked = 1;
 	s->blocked_us = td_now_us();
-	if (s->reading && s->state == TD_SES_OPEN) {
-		uv_read_stop((uv_stream_t *)&s->pipe);
-		s->reading = 0;
-	}
+	if (s->state == TD_SES_OPEN)
+		set_reading(s);
 	if (!s->was_blocked++)
 		td_log(TD_LOG_DEBUG, "connection %llu reads slowly: its requests pause", (unsigned long long)s->number);
 }
@@ -295,18 +320,7 @@ static void set_unblocked(struct td_session *s)
 		next = r->session_next;
 		td_stream_pump(s->d, r);
 	}
-	take_frames(s);
-	if (!s->blocked && s->rest) {
-		uint8_t *rest = s->rest;
-
-		s->rest = NULL;
-		feed(s, rest, s->rest_n);
-		free(rest);
-	}
-	if (!s->blocked && s->state == TD_SES_OPEN && !s->reading) {
-		uv_read_start((uv_stream_t *)&s->pipe, on_alloc, on_read);
-		s->reading = 1;
-	}
+	td_session_go_on(s);
 }
 
 static void on_written(uv_write_t *w, int status)
@@ -354,7 +368,7 @@ static void flush(struct td_session *s)
 		return;
 	if (s->out_n) {
 		buf = uv_buf_init((char *)s->out, (unsigned)s->out_n);
-		n = uv_try_write((uv_stream_t *)&s->pipe, &buf, 1);
+		n = uv_try_write(&s->io.stream, &buf, 1);
 		if (n < 0 && n != UV_EAGAIN) {
 			td_session_close(s);
 			return;
@@ -368,7 +382,7 @@ static void flush(struct td_session *s)
 			buf = uv_buf_init((char *)s->out + n, (unsigned)(s->out_n - (size_t)n));
 			swap_buffers(s);
 			s->write.data = s;
-			rc = uv_write(&s->write, (uv_stream_t *)&s->pipe, &buf, 1, on_written);
+			rc = uv_write(&s->write, &s->io.stream, &buf, 1, on_written);
 			if (rc < 0) {
 				td_session_close(s);
 				return;
@@ -383,12 +397,12 @@ static void flush(struct td_session *s)
 	set_unblocked(s);
 }
 
-void td_session_send(struct td_session *s, const Tandem__ServerMessage *msg)
+uint8_t *td_session_reserve(struct td_session *s, size_t n)
 {
-	size_t n = tandem__server_message__get_packed_size(msg), need = s->out_n + n + TD_FRAME_HEAD;
+	size_t need = s->out_n + n;
 
 	if (s->state != TD_SES_OPEN)
-		return;
+		return NULL;
 	if (need > s->out_size) {
 		size_t size = s->out_size ? s->out_size : 4096;
 		uint8_t *bigger;
@@ -400,14 +414,11 @@ void td_session_send(struct td_session *s, const Tandem__ServerMessage *msg)
 			td_log(TD_LOG_ERROR, "connection %llu: no memory for its answers; closed", (unsigned long long)s->number);
 			s->state = TD_SES_ENDING; /* closed at the next flush, not under the feet of the caller */
 			s->ending_us = 1;
-			return;
+			return NULL;
 		}
 		s->out = bigger;
 		s->out_size = size;
 	}
-	for (int i = 0; i < TD_FRAME_HEAD; i++)
-		s->out[s->out_n + (size_t)i] = (uint8_t)(n >> (8 * i));
-	tandem__server_message__pack(msg, s->out + s->out_n + TD_FRAME_HEAD);
 	s->out_n = need;
 	if (!s->dirty) {
 		s->dirty = 1;
@@ -415,32 +426,34 @@ void td_session_send(struct td_session *s, const Tandem__ServerMessage *msg)
 		s->d->dirty = s;
 	}
 	set_blocked(s);
+	return s->out + need - n;
+}
+
+/* When it is worth asking again. */
+static uint32_t retry_ms(int code)
+{
+	switch (code) {
+	case TD_E_QUEUE_FULL:
+	case TD_E_LIMIT:
+		return 1000;
+	case TD_E_WORKER:
+	case TD_E_LOADING:
+		return 30000;
+	}
+	return 0;
 }
 
 void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e)
 {
-	Tandem__Error out = TANDEM__ERROR__INIT;
-	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
-
 	td_metrics_error(s->d, e->code);
-	out.code = (char *)td_error_name(e->code);
-	out.text = (char *)e->text;
-	switch (e->code) {
-	case TD_E_QUEUE_FULL:
-	case TD_E_LIMIT:
-		out.has_retry_after_ms = 1;
-		out.retry_after_ms = 1000;
-		break;
-	case TD_E_WORKER:
-	case TD_E_LOADING:
-		out.has_retry_after_ms = 1;
-		out.retry_after_ms = 30000;
-		break;
-	}
-	m.tag = tag;
-	m.body_case = TANDEM__SERVER_MESSAGE__BODY_ERROR;
-	m.error = &out;
-	td_session_send(s, &m);
+	s->protocol->error(s, tag, e, retry_ms(e->code));
+}
+
+void td_session_end(struct td_session *s)
+{
+	s->protocol->closing(s); /* nothing more is read from it */
+	s->state = TD_SES_ENDING;
+	s->ending_us = td_now_us();
 }
 
 void td_session_refuse(struct td_session *s, int code, const char *fmt, ...)
@@ -453,9 +466,7 @@ void td_session_refuse(struct td_session *s, int code, const char *fmt, ...)
 	va_end(ap);
 	td_log(TD_LOG_INFO, "connection %llu of %s (process %d) is ended: %s", (unsigned long long)s->number, s->tenant, (int)s->pid, err.text);
 	td_session_error(s, 0, &err);
-	td_frame_reader_finish(&s->in); /* nothing more is read from it */
-	s->state = TD_SES_ENDING;
-	s->ending_us = td_now_us();
+	td_session_end(s);
 }
 
 /* ---- once per turn, once per tick -------------------------------------------------------------------------------------------------- */
@@ -503,9 +514,7 @@ void td_sessions_check(struct td_daemon *d, uint64_t now_us)
 			continue;
 		if (s->blocked && now_us > s->blocked_us + slow)
 			drop_slow(s);
-		else if (!s->greeted && now_us > s->opened_us + (uint64_t)d->cfg.handshake_s * 1000000)
-			td_session_refuse(s, TD_E_DEADLINE, "no Hello within %d s", d->cfg.handshake_s);
-		else if (s->frame_us && !s->blocked && now_us > s->frame_us + slow)
-			td_session_refuse(s, TD_E_DEADLINE, "a frame was begun and not ended within %d s", d->cfg.slow_reader_s);
+		else
+			s->protocol->check(s, now_us);
 	}
 }
