@@ -15,6 +15,7 @@
 int td_cmd_run(int argc, char **argv);
 int td_cmd_chat(int argc, char **argv);
 int td_cmd_status(int argc, char **argv);
+int td_cmd_metrics(int argc, char **argv);
 int td_cmd_tokenize(int argc, char **argv);
 int td_cmd_doctor(int argc, char **argv);
 int td_cmd_bench(int argc, char **argv);

@@ -146,6 +146,17 @@ uint64_t tandem_submit_status(struct tandem *t, const struct tandem_handler *han
 	return submit_message(t, TD__STATUS, &msg, handler, err);
 }
 
+uint64_t tandem_submit_metrics(struct tandem *t, const struct tandem_handler *handler, struct tandem_error *err)
+{
+	Tandem__ClientMessage msg = TANDEM__CLIENT_MESSAGE__INIT;
+	Tandem__StatusQuery query = TANDEM__STATUS_QUERY__INIT;
+
+	query.has_metrics = query.metrics = 1;
+	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_STATUS;
+	msg.status = &query;
+	return submit_message(t, TD__TEXT, &msg, handler, err);
+}
+
 uint64_t tandem_submit_tokenize(struct tandem *t, const struct tandem_prompt *prompt, const struct tandem_handler *handler, struct tandem_error *err)
 {
 	struct td_error e = {0};
@@ -166,7 +177,7 @@ uint64_t tandem_submit_detokenize(struct tandem *t, const int32_t *id, size_t n,
 	ask.n_id = n;
 	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_DETOKENIZE;
 	msg.detokenize = &ask;
-	return submit_message(t, TD__DETOKENIZE, &msg, handler, err);
+	return submit_message(t, TD__TEXT, &msg, handler, err);
 }
 
 static int send_cancel(struct tandem *t, uint64_t tag, struct td_error *err)
@@ -421,7 +432,7 @@ static int kind_of(const Tandem__ServerMessage *m)
 	case TANDEM__SERVER_MESSAGE__BODY_TOKENS:
 		return TD__TOKENIZE;
 	case TANDEM__SERVER_MESSAGE__BODY_TEXT:
-		return TD__DETOKENIZE;
+		return TD__TEXT;
 	default:
 		return -1;
 	}

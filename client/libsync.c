@@ -211,6 +211,21 @@ struct tandem_status *tandem_status(struct tandem *t, struct tandem_error *err)
 	return status;
 }
 
+char *tandem_metrics(struct tandem *t, struct tandem_error *err)
+{
+	struct sync s = {0};
+	struct tandem_handler h = handler_of(&s);
+	uint64_t tag;
+
+	if (!may_block(t, err))
+		return NULL;
+	tag = tandem_submit_metrics(t, &h, &s.error);
+	if (tag)
+		drive(t, tag, &s);
+	result(&s, err);
+	return s.text;
+}
+
 int tandem_tokenize(struct tandem *t, const struct tandem_prompt *prompt, struct tandem_ids *ids, struct tandem_error *err)
 {
 	struct sync s = {.ids = ids};

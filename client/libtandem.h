@@ -18,7 +18,7 @@
 #include "client/tandem.h"
 #include "proto/frame.h"
 
-enum td__call_kind { TD__GENERATE, TD__STATUS, TD__TOKENIZE, TD__DETOKENIZE };
+enum td__call_kind { TD__GENERATE, TD__STATUS, TD__TOKENIZE, TD__TEXT };
 
 struct td__call {
 	struct td__call *next;

@@ -300,6 +300,8 @@ int tandem_process(struct tandem *t, struct tandem_error *err);
 /* Queue a call: its number (never 0, never used twice on a connection), or 0 and *err. Nothing is sent before tandem_process(). */
 uint64_t tandem_submit(struct tandem *t, const struct tandem_request *request, const struct tandem_handler *handler, struct tandem_error *err);
 uint64_t tandem_submit_status(struct tandem *t, const struct tandem_handler *handler, struct tandem_error *err);
+/* Answered by text: see tandem_metrics(). */
+uint64_t tandem_submit_metrics(struct tandem *t, const struct tandem_handler *handler, struct tandem_error *err);
 /* Prompts of text or messages, not of ids. */
 uint64_t tandem_submit_tokenize(struct tandem *t, const struct tandem_prompt *prompt, const struct tandem_handler *handler, struct tandem_error *err);
 uint64_t tandem_submit_detokenize(struct tandem *t, const int32_t *id, size_t n, const struct tandem_handler *handler, struct tandem_error *err);
@@ -316,6 +318,8 @@ int tandem_generate(struct tandem *t, const struct tandem_request *request, cons
 /* NULL and *err on failure. Free with tandem_status_free(); may outlive the connection. */
 struct tandem_status *tandem_status(struct tandem *t, struct tandem_error *err);
 void tandem_status_free(struct tandem_status *s);
+/* The daemon's figures in Prometheus' text format. malloc'd: free(). NULL and *err on failure. */
+char *tandem_metrics(struct tandem *t, struct tandem_error *err);
 /* Free with tandem_ids_free(). */
 int tandem_tokenize(struct tandem *t, const struct tandem_prompt *prompt, struct tandem_ids *ids, struct tandem_error *err);
 void tandem_ids_free(struct tandem_ids *ids);

@@ -434,6 +434,7 @@ struct td_counters {
 	uint64_t accepted_at[TD_DRAFT_MAX];
 };
 void td_status_send(struct td_session *s, uint64_t tag);
+void td_status_send_metrics(struct td_session *s, uint64_t tag);
 uint64_t td_status_cpu_us(void); /* of this process */
 const char *td_status_state(const struct td_daemon *d);
 const char *td_status_worker_state(const struct td_child *w);

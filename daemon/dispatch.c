@@ -285,7 +285,10 @@ void td_dispatch(struct td_session *s, Tandem__ClientMessage *msg)
 			resume(s, msg->tag, msg->resume);
 			break;
 		case TANDEM__CLIENT_MESSAGE__BODY_STATUS:
-			td_status_send(s, msg->tag);
+			if (msg->status->metrics)
+				td_status_send_metrics(s, msg->tag);
+			else
+				td_status_send(s, msg->tag);
 			break;
 		case TANDEM__CLIENT_MESSAGE__BODY_DETOKENIZE:
 			detokenize(s, msg->tag, msg->detokenize);

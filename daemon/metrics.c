@@ -39,6 +39,8 @@ struct td_meter *td_metrics_meter(struct td_metrics *m, const char *tenant)
 			return &m->meter[i];
 	if (m->n_meters == TD_METRICS_TENANTS)
 		return &m->meter[TD_METRICS_TENANTS];
+	if (m->n_meters == TD_METRICS_TENANTS - 1)
+		snprintf(m->meter[TD_METRICS_TENANTS].name, TD_METRICS_NAME, "other");
 	snprintf(m->meter[m->n_meters].name, TD_METRICS_NAME, "%s", tenant);
 	return &m->meter[m->n_meters++];
 }
@@ -77,16 +79,43 @@ void td_metrics_start(struct td_request *r, uint64_t waited_us)
 		td_histogram_add(&r->meter->queue_wait, td_bounds_wait, waited_us, 1);
 }
 
-void td_metrics_charge(struct td_request *r, const struct td_record *rec)
+void td_metrics_charge(struct td_request *r, uint64_t us, uint64_t wasted_us)
 {
-	struct td_meter *m = r->meter;
-
-	if (!m)
+	if (!r->meter)
 		return;
-	if (rec->kind == TD_REC_PREFILL && !rec->n)
-		m->cached_tokens += rec->a;
-	m->device_us += rec->us_charge;
-	m->wasted_us += rec->us_wasted;
+	r->meter->device_us += us;
+	r->meter->wasted_us += wasted_us;
+}
+
+/* A prompt is counted as cached once, however often a worker's death makes it start again. */
+void td_metrics_cached(struct td_request *r, uint32_t tokens)
+{
+	if (r->meter && !r->cached_tokens)
+		r->meter->cached_tokens += tokens;
+}
+
+void td_metrics_now(const struct td_daemon *d, struct td_metrics_now *now)
+{
+	memset(now, 0, sizeof(*now));
+	for (const struct td_request *r = d->requests; r; r = r->hh.next) {
+		long i = r->meter ? r->meter - d->metrics.meter : TD_METRICS_TENANTS;
+
+		now->waiting[i][0] += r->state == TD_REQ_QUEUED;
+		now->running[i][0] += r->state == TD_REQ_RUNNING;
+	}
+}
+
+int td_metrics_meters(const struct td_metrics *m, const struct td_meter *list[TD_METRICS_TENANTS + 1])
+{
+	int n = 0;
+
+	while (n < m->n_meters) {
+		list[n] = &m->meter[n];
+		n++;
+	}
+	if (n == TD_METRICS_TENANTS)
+		list[n++] = &m->meter[TD_METRICS_TENANTS];
+	return n;
 }
 
 void td_metrics_commit(struct td_daemon *d, const struct td_request *r, const struct td_record *rec, int tokens, int accepted, uint64_t now_us)

@@ -1,8 +1,8 @@
 /*
  * metrics.h: what Prometheus is told: counters and histograms that events feed, and the text in which they are told.
  *
- * An event (accepted, started, committed, ended, refused) costs a few additions to fixed arrays, and no allocation. All else is read where it lives
- * when somebody asks (metrics_text.c).
+ * An event (accepted, started, committed, ended, refused) costs a few additions to fixed arrays, and no allocation. All else is read where it
+ * lives when somebody asks (metrics_text.c).
  * Labels are bounded: the first TD_METRICS_TENANTS names have figures of their own, later ones share those of "other"; codes, bands, outcomes, positions
  * and roles are fixed lists. So a client can't grow the text by what it sends.
  * A meter lives as long as the daemon: a request keeps a pointer to its tenant's, whatever becomes of the tenant's configuration.
@@ -72,10 +72,18 @@ void td_metrics_refuse(struct td_daemon *d, const char *tenant, int code); /* a 
 void td_metrics_start(struct td_request *r, uint64_t waited_us); /* it got a slot; started_us is not set yet the first time */
 /* Before the request's figures are brought up to date: last_us is that of the commit before. `tokens`, `accepted`: those that count. */
 void td_metrics_commit(struct td_daemon *d, const struct td_request *r, const struct td_record *rec, int tokens, int accepted, uint64_t now_us);
-void td_metrics_charge(struct td_request *r, const struct td_record *rec); /* device time, and what the prefix cache gave: PREFILL and COMMIT */
+void td_metrics_charge(struct td_request *r, uint64_t us, uint64_t wasted_us); /* device time */
+void td_metrics_cached(struct td_request *r, uint32_t tokens); /* what the prefix cache gave; before r->cached_tokens is set */
 void td_metrics_end(struct td_daemon *d, const struct td_request *r); /* its state and finish or error are set */
 void td_metrics_error(struct td_daemon *d, int code); /* some error was told to a client */
 void td_metrics_connect(struct td_daemon *d, enum td_protocol protocol);
+
+struct td_metrics_now { /* by place of the meter, and band */
+	uint32_t waiting[TD_METRICS_TENANTS + 1][2], running[TD_METRICS_TENANTS + 1][2];
+};
+void td_metrics_now(const struct td_daemon *d, struct td_metrics_now *now);
+/* Those that are told, in their order: with names, then "other" once there are as many names as may be. Returns how many. */
+int td_metrics_meters(const struct td_metrics *m, const struct td_meter *list[TD_METRICS_TENANTS + 1]);
 
 /* The text (format 0.0.4, Content-Type "text/plain; version=0.0.4; charset=utf-8"): malloc'd, *n bytes and a NUL; NULL when there is no memory. */
 char *td_metrics_render(const struct td_daemon *d, size_t *n);

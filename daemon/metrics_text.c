@@ -1,8 +1,8 @@
 /*
  * metrics_text.c: the figures in Prometheus' text format, 0.0.4: what metrics.c counted, and what is read where it lives.
  *
- * Each family is written once, its HELP and TYPE before its samples. Times are kept in microseconds and told in seconds by writing the decimal point at
- * its place, so that no digit is lost. Samples of codes and outcomes that never happened are left out; those of tenants, positions and states are all there.
+ * Each family is written once, its HELP and TYPE before its samples. Times are kept in microseconds and told in seconds by writing the decimal
+ * point at its place, so that no digit is lost. Codes that never happened are left out; tenants, positions, states and outcomes are all there.
  */
 #include <stdarg.h>
 #include <stdio.h>
@@ -96,19 +96,24 @@ static const char *code_name(int place)
 
 /* ---- tenants ----------------------------------------------------------------------------------------------------------------------- */
 
-/* The meters that are told: those with names, and "other" once there are more tenants than names. */
-static const struct td_meter *meter_at(const struct td_daemon *d, int i, char label[LABEL_MAX + 16])
+enum { TENANT_LABEL = 2 * TD_METRICS_NAME + 16 };
+
+struct tenants { /* those that are told, each with its label */
+	const struct td_meter *meter[TD_METRICS_TENANTS + 1];
+	char label[TD_METRICS_TENANTS + 1][TENANT_LABEL];
+	int n;
+};
+
+static void tenants_find(struct tenants *t, const struct td_daemon *d)
 {
-	const struct td_meter *m = &d->metrics.meter[i];
 	char name[LABEL_MAX];
 
-	if (i > d->metrics.n_meters || (i == d->metrics.n_meters && i < TD_METRICS_TENANTS))
-		return NULL;
-	snprintf(label, LABEL_MAX + 16, "tenant=\"%s\"", i == TD_METRICS_TENANTS ? "other" : escaped(m->name, name));
-	return m;
+	t->n = td_metrics_meters(&d->metrics, t->meter);
+	for (int i = 0; i < t->n; i++)
+		snprintf(t->label[i], TENANT_LABEL, "tenant=\"%s\"", escaped(t->meter[i]->name, name));
 }
 
-static void tenant_counters(FILE *f, const struct td_daemon *d)
+static void tenant_counters(FILE *f, const struct tenants *t)
 {
 	static const struct {
 		const char *name, *help;
@@ -125,39 +130,33 @@ static void tenant_counters(FILE *f, const struct td_daemon *d)
 		{"device_seconds_total", "Device time charged: the share of each step that went into this tenant's rows.", PART(device_us), 1},
 		{"device_wasted_seconds_total", "Of the device time: rows of drafts that were rejected.", PART(wasted_us), 1},
 	};
-	const struct td_meter *m;
-	char label[LABEL_MAX + 16];
-
 	for (size_t k = 0; k < sizeof(table) / sizeof(table[0]); k++) {
 		family(f, table[k].name, "counter", table[k].help);
-		for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++) {
-			uint64_t value = *(const uint64_t *)((const char *)m + table[k].at);
+		for (int i = 0; i < t->n; i++) {
+			uint64_t value = *(const uint64_t *)((const char *)t->meter[i] + table[k].at);
 
-			(table[k].time ? seconds : count)(f, value, table[k].name, "{%s}", label);
+			(table[k].time ? seconds : count)(f, value, table[k].name, "{%s}", t->label[i]);
 		}
 	}
 }
 
-static void tenant_ends(FILE *f, const struct td_daemon *d)
+static void tenant_ends(FILE *f, const struct tenants *t)
 {
 	static const char *const finish[TD_OUT_ERROR] = {"stop", "length", "cancelled", "lost"};
-	const struct td_meter *m;
-	char label[LABEL_MAX + 16];
-
 	family(f, "requests_ended_total", "counter", "Accepted requests that ended: finish reason, lost (the client hung up), or the error's code.");
-	for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
+	for (int i = 0; i < t->n; i++)
 		for (int k = 0; k < TD_OUTCOMES; k++)
-			if (k < TD_OUT_ERROR || m->ended[k])
-				count(f, m->ended[k], "requests_ended_total", "{%s,outcome=\"%s\"}", label,
+			if (k < TD_OUT_ERROR || t->meter[i]->ended[k])
+				count(f, t->meter[i]->ended[k], "requests_ended_total", "{%s,outcome=\"%s\"}", t->label[i],
 				      k < TD_OUT_ERROR ? finish[k] : code_name(k - TD_OUT_ERROR));
 	family(f, "requests_refused_total", "counter", "Requests that were not accepted, by the error's code.");
-	for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
+	for (int i = 0; i < t->n; i++)
 		for (int k = 0; k < TD_METRICS_CODES; k++)
-			if (m->refused[k])
-				count(f, m->refused[k], "requests_refused_total", "{%s,code=\"%s\"}", label, code_name(k));
+			if (t->meter[i]->refused[k])
+				count(f, t->meter[i]->refused[k], "requests_refused_total", "{%s,code=\"%s\"}", t->label[i], code_name(k));
 }
 
-static void tenant_histograms(FILE *f, const struct td_daemon *d)
+static void tenant_histograms(FILE *f, const struct tenants *t)
 {
 	static const struct {
 		const char *name, *help;
@@ -166,39 +165,30 @@ static void tenant_histograms(FILE *f, const struct td_daemon *d)
 	} table[] = {
 		{"queue_wait_seconds", "From acceptance to the first slot.", PART(queue_wait), td_bounds_wait},
 		{"time_to_first_token_seconds", "From acceptance to the first token, waiting included.", PART(first_token), td_bounds_wait},
-		{"inter_token_seconds", "Time per token after the first: a commit of n tokens counts as n times its n-th part.", PART(inter_token), td_bounds_token},
+		{"inter_token_seconds", "Time per token after the first: n tokens at once count as n times its n-th part.", PART(inter_token), td_bounds_token},
 	};
-	const struct td_meter *m;
-	char label[LABEL_MAX + 16];
-
 	for (size_t k = 0; k < sizeof(table) / sizeof(table[0]); k++) {
 		family(f, table[k].name, "histogram", table[k].help);
-		for (int i = 0; i <= TD_METRICS_TENANTS && (m = meter_at(d, i, label)); i++)
-			histogram(f, table[k].name, label, (const struct td_histogram *)((const char *)m + table[k].at), table[k].bounds);
+		for (int i = 0; i < t->n; i++)
+			histogram(f, table[k].name, t->label[i], (const struct td_histogram *)((const char *)t->meter[i] + table[k].at), table[k].bounds);
 	}
 }
 
 /* Those that wait and those that run, by tenant and band. */
-static void tenant_now(FILE *f, const struct td_daemon *d)
+static void tenant_now(FILE *f, const struct td_daemon *d, const struct tenants *t)
 {
 	static const char *const band[] = {"interactive", "batch"};
-	uint32_t waiting[TD_METRICS_TENANTS + 1][2] = {0}, running[TD_METRICS_TENANTS + 1][2] = {0};
-	char label[LABEL_MAX + 16];
+	struct td_metrics_now now;
 
-	for (const struct td_request *r = d->requests; r; r = r->hh.next) {
-		long i = r->meter ? r->meter - d->metrics.meter : TD_METRICS_TENANTS;
-
-		waiting[i][0] += r->state == TD_REQ_QUEUED;
-		running[i][0] += r->state == TD_REQ_RUNNING;
-	}
+	td_metrics_now(d, &now);
 	family(f, "requests_waiting", "gauge", "Requests that wait for a slot.");
-	for (int i = 0; i <= TD_METRICS_TENANTS && meter_at(d, i, label); i++)
+	for (int i = 0; i < t->n; i++)
 		for (int b = 0; b < 2; b++)
-			count(f, waiting[i][b], "requests_waiting", "{%s,band=\"%s\"}", label, band[b]);
+			count(f, now.waiting[i][b], "requests_waiting", "{%s,band=\"%s\"}", t->label[i], band[b]);
 	family(f, "requests_running", "gauge", "Requests in slots.");
-	for (int i = 0; i <= TD_METRICS_TENANTS && meter_at(d, i, label); i++)
+	for (int i = 0; i < t->n; i++)
 		for (int b = 0; b < 2; b++)
-			count(f, running[i][b], "requests_running", "{%s,band=\"%s\"}", label, band[b]);
+			count(f, now.running[i][b], "requests_running", "{%s,band=\"%s\"}", t->label[i], band[b]);
 }
 
 /* ---- daemon ------------------------------------------------------------------------------------------------------------------------ */
@@ -217,7 +207,8 @@ static void about_daemon(FILE *f, const struct td_daemon *d)
 	for (size_t i = 0; i < sizeof(states) / sizeof(states[0]); i++)
 		count(f, !strcmp(state, states[i]), "state", "{state=\"%s\"}", states[i]);
 	single_seconds(f, "uptime_seconds", "gauge", "Time since tandemd was started.", td_now_us() - d->started_us);
-	single_seconds(f, "daemon_cpu_seconds_total", "counter", "CPU time of tandemd itself since it serves, user and system.", td_status_cpu_us() - d->start_cpu_us);
+	single_seconds(f, "daemon_cpu_seconds_total", "counter", "CPU time of tandemd itself since it serves, user and system.",
+		       td_status_cpu_us() - d->start_cpu_us);
 	single(f, "slots", "gauge", "Requests that can run at once.", (uint64_t)d->model.shm.slots);
 	single(f, "slots_used", "gauge", "Slots that are taken.", (uint64_t)td_scheduler_used(d));
 	single(f, "context_tokens", "gauge", "Tokens of prompt and answer together that a request may have.", (uint64_t)d->model.shm.context);
@@ -266,7 +257,7 @@ static void about_cycles(FILE *f, const struct td_daemon *d)
 	const struct td_worker_stats *t = &d->shm->stats_target, *w = &d->shm->stats_drafter;
 
 	family(f, "cycle_stage_seconds_total", "counter",
-	       "Where the time of cycles went: draft, wait (of the target for drafts, drafting included), verify, commit. wait less draft is the channels' part.");
+	       "Where cycles spend their time: draft, wait (of the target for drafts), verify, commit. wait less draft is the channels' part.");
 	seconds(f, load(&w->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "draft");
 	seconds(f, load(&t->wait_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "wait");
 	seconds(f, load(&t->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "verify");
@@ -293,7 +284,8 @@ static void about_workers(FILE *f, const struct td_daemon *d)
 	family(f, "worker_state", "gauge", "1 for the state that the worker is in.");
 	for (int i = 0; i < n; i++)
 		for (size_t k = 0; k < sizeof(states) / sizeof(states[0]); k++)
-			count(f, !strcmp(td_status_worker_state(child[i]), states[k]), "worker_state", "{worker=\"%s\",state=\"%s\"}", child[i]->name, states[k]);
+			count(f, !strcmp(td_status_worker_state(child[i]), states[k]), "worker_state", "{worker=\"%s\",state=\"%s\"}",
+			      child[i]->name, states[k]);
 	family(f, "worker_restarts_total", "counter", "How often the worker was replaced.");
 	for (int i = 0; i < n; i++)
 		count(f, (uint64_t)child[i]->restarts, "worker_restarts_total", "{worker=\"%s\"}", child[i]->name);
@@ -340,16 +332,18 @@ char *td_metrics_render(const struct td_daemon *d, size_t *n)
 {
 	char *text = NULL;
 	FILE *f = open_memstream(&text, n);
+	struct tenants tenants;
 	int bad;
 
 	if (!f)
 		return NULL;
+	tenants_find(&tenants, d);
 	about_daemon(f, d);
 	about_connections(f, d);
-	tenant_now(f, d);
-	tenant_counters(f, d);
-	tenant_ends(f, d);
-	tenant_histograms(f, d);
+	tenant_now(f, d, &tenants);
+	tenant_counters(f, &tenants);
+	tenant_ends(f, &tenants);
+	tenant_histograms(f, &tenants);
 	about_drafts(f, d);
 	about_cycles(f, d);
 	about_workers(f, d);

@@ -208,8 +208,11 @@ static const char *commit_fault(const struct td_daemon *d, const struct td_slot 
 /* What a record says of the device time that the request used. */
 static void charge(struct td_request *r, const struct td_record *rec)
 {
+	uint32_t wasted = rec->us_wasted < rec->us_charge ? rec->us_wasted : rec->us_charge;
+
 	r->gpu_us += rec->us_charge;
-	r->wasted_us += rec->us_wasted < rec->us_charge ? rec->us_wasted : rec->us_charge;
+	r->wasted_us += wasted;
+	td_metrics_charge(r, rec->us_charge, wasted);
 }
 
 static void take_prefill(struct td_slot *s, const struct td_record *rec)
@@ -219,8 +222,10 @@ static void take_prefill(struct td_slot *s, const struct td_record *rec)
 	if (!r)
 		return;
 	charge(r, rec);
-	if (!rec->n && rec->a < (uint32_t)r->log.n_prompt)
-		r->cached_tokens = rec->a;
+	if (rec->n || rec->a >= (uint32_t)r->log.n_prompt)
+		return;
+	td_metrics_cached(r, rec->a);
+	r->cached_tokens = rec->a;
 }
 
 static void count(struct td_daemon *d, struct td_request *r, const struct td_record *rec, int appended)

@@ -1,6 +1,7 @@
 /*
  * status.c: the figures that a client may ask for. Everything is read where it lives; nothing is kept for the sake of this message.
  */
+#include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
@@ -76,12 +77,48 @@ static void worker_fill(const struct td_daemon *d, const struct td_child *w, Tan
 #undef READ
 }
 
+static void tenants_fill(const struct td_daemon *d, Tandem__TenantStatus *o, Tandem__TenantStatus **list, size_t *n)
+{
+	const struct td_meter *meter[TD_METRICS_TENANTS + 1];
+	struct td_metrics_now now;
+
+	td_metrics_now(d, &now);
+	*n = (size_t)td_metrics_meters(&d->metrics, meter);
+	for (size_t i = 0; i < *n; i++, o++) {
+		const struct td_meter *m = meter[i];
+
+		tandem__tenant_status__init(o);
+		list[i] = o;
+		o->name = (char *)m->name;
+		o->weight = 1;
+		o->running = now.running[i][0] + now.running[i][1];
+		o->queued = now.waiting[i][0] + now.waiting[i][1];
+		o->requests = m->requests;
+		o->finished = m->ended[TD_OUT_STOP] + m->ended[TD_OUT_LENGTH];
+		o->cancelled = m->ended[TD_OUT_CANCELLED] + m->ended[TD_OUT_LOST];
+		for (int k = TD_OUT_ERROR; k < TD_OUTCOMES; k++)
+			o->failed += m->ended[k];
+		for (int k = 0; k < TD_METRICS_CODES; k++)
+			o->refused += m->refused[k];
+		o->prompt_tokens = m->prompt_tokens;
+		o->cached_tokens = m->cached_tokens;
+		o->output_tokens = m->output_tokens;
+		o->cycles = m->cycles;
+		o->drafted = m->drafted;
+		o->accepted = m->accepted;
+		o->gpu_us = m->device_us;
+		o->wasted_us = m->wasted_us;
+		o->queue_us = m->queue_wait.sum_us;
+	}
+}
+
 void td_status_send(struct td_session *s, uint64_t tag)
 {
 	const struct td_daemon *d = s->d;
 	Tandem__Status st = TANDEM__STATUS__INIT;
 	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 	Tandem__WorkerStatus worker[2], *list[2] = {&worker[0], &worker[1]};
+	Tandem__TenantStatus tenant[TD_METRICS_TENANTS + 1], *tenants[TD_METRICS_TENANTS + 1];
 	char sharing[512];
 
 	st.server = (char *)"tandemd " TD_VERSION;
@@ -110,6 +147,11 @@ void td_status_send(struct td_session *s, uint64_t tag)
 		st.n_worker = 2;
 	}
 	st.worker = list;
+	tenants_fill(d, tenant, tenants, &st.n_tenant);
+	st.tenant = tenants;
+	st.has_kv_pages = st.has_kv_pages_used = 1;
+	st.kv_pages = (uint32_t)d->model.kv_pages;
+	st.kv_pages_used = (uint32_t)d->pages_used;
 	st.daemon_cpu_us = td_status_cpu_us() - d->start_cpu_us;
 	st.last_error = d->last_error[0] ? (char *)d->last_error : NULL;
 	td_mps_sharing(d, sharing, sizeof(sharing));
@@ -119,4 +161,24 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	m.body_case = TANDEM__SERVER_MESSAGE__BODY_STATUS;
 	m.status = &st;
 	td_session_send(s, &m);
+}
+
+void td_status_send_metrics(struct td_session *s, uint64_t tag)
+{
+	Tandem__Text t = TANDEM__TEXT__INIT;
+	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
+	struct td_error err;
+	size_t n;
+
+	t.text = td_metrics_render(s->d, &n);
+	if (!t.text) {
+		td_error_set(&err, TD_E_NOMEM, "out of memory");
+		td_session_error(s, tag, &err);
+		return;
+	}
+	m.tag = tag;
+	m.body_case = TANDEM__SERVER_MESSAGE__BODY_TEXT;
+	m.text = &t;
+	td_session_send(s, &m);
+	free(t.text);
 }
