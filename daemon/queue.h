@@ -25,7 +25,7 @@
 #include <stdint.h>
 
 enum td_band { TD_BAND_INTERACTIVE, TD_BAND_BATCH, TD_BANDS };
-enum { TD_QUEUE_SLOTS = 64 };
+enum { TD_QUEUE_SLOTS = 64, TD_QUEUE_FLOWS = 1024 };
 
 struct td_flow;
 
@@ -62,10 +62,13 @@ struct td_flow {
 	int queued; /* in its FIFOs and among the suspects */
 	int running; /* stays */
 	int pages; /* of its stays */
-	int at; /* place in the queue's list of flows that wait, -1 */
+	int at; /* place in the queue's list of flows that wait, from 1; 0: none of its entries is in a FIFO */
 	uint64_t served; /* order in which flows got their last slot */
 	uint64_t charged_us; /* in all, without weight */
 };
+
+/* Settings as they are when nobody says anything. */
+#define TD_FLOW_INIT ((struct td_flow){.weight = 1})
 
 struct td_stay {
 	struct td_flow *flow; /* NULL: the slot is free */
@@ -82,25 +85,22 @@ struct td_queue {
 	/* settings */
 	int slots, pages;
 	uint64_t batch_age_us, quantum_us; /* quantum 0: nothing that runs is cut short */
-	int in_order; /* plain order of arrival: what fairness is compared with */
-	/* state */
-	struct td_flow **waiting; /* flows with entries in their FIFOs, in no order; grown in td_queue_reserve */
-	int n_waiting, size_waiting;
+	int in_order; /* 1: plain order of arrival instead of all this */
+	/* state: zeroed at first */
+	struct td_flow *waiting[TD_QUEUE_FLOWS]; /* those with entries in their FIFOs, in no order */
+	int n_waiting;
 	struct td_entry *suspects; /* by (lone, number) */
 	int n; /* entries that wait */
 	struct td_stay stay[TD_QUEUE_SLOTS];
-	int used, pages_used, leaving;
+	int used, leaving, pages_used;
+	int blocked; /* the last td_queue_next passed over someone who lacks pages */
+	uint64_t now_us; /* as of then */
 	uint64_t served;
-	double clock_us; /* never falls: what a flow's clock is lifted to when nobody else is there */
-	double mean_us; /* what a stay costs, of all flows */
-	double mean_stay_us, mean_gap_us; /* how long a stay lasts; measured by td_queue_time */
+	double clock_us; /* what a flow's clock is lifted to when nobody else is there; never falls */
+	double mean_us; /* device time of a stay */
+	double mean_stay_us; /* how long one lasts */
 	uint64_t n_ended;
-	struct td_entry *wanting; /* for whom the last cut was made */
 };
-
-void td_queue_finish(struct td_queue *q);
-/* Room for so many flows at once, so that td_queue_add can't fail. 0 or TD_E_NOMEM. */
-int td_queue_reserve(struct td_queue *q, int flows);
 
 /* A request arrives or comes back: to its place by number in its flow's FIFO, or among the suspects. */
 void td_queue_add(struct td_queue *q, struct td_entry *e, uint64_t now_us);
@@ -108,21 +108,19 @@ void td_queue_remove(struct td_queue *q, struct td_entry *e); /* it waits no lon
 /* Who may start now, given free slots and pages; NULL: nobody. */
 struct td_entry *td_queue_next(struct td_queue *q, uint64_t now_us);
 int td_queue_free_slot(const struct td_queue *q); /* -1: none */
-void td_queue_start(struct td_queue *q, struct td_entry *e, int slot);
+void td_queue_start(struct td_queue *q, struct td_entry *e, int slot); /* what td_queue_next said */
 /* Device time used in a slot; `commit`: tokens came of it. */
 void td_queue_charge(struct td_queue *q, int slot, uint64_t us, int commit);
-/* The worker is told to stop what runs there. */
-void td_queue_leave(struct td_queue *q, int slot);
-/* The slot is free. The caller takes its entry away before, if it is to wait again: td_queue_add after this. */
+void td_queue_leave(struct td_queue *q, int slot); /* the worker is, or will be, told to stop what runs there */
+/* The slot is free; its entry, if it is to wait again, is added after this. lasted_us: since its start, 0 = that says nothing. */
 void td_queue_free(struct td_queue *q, int slot, uint64_t lasted_us);
-/* The slot whose stay should be cut short because of who waits, marked as leaving and cut; -1: none. */
+/* The slot whose stay should be cut short for somebody who waits: it is leaving from now on. -1: none. */
 int td_queue_cut(struct td_queue *q, uint64_t now_us);
-/* The order in which the worker should prefill: the least first. */
-uint64_t td_queue_turn(const struct td_queue *q, int slot);
+uint64_t td_queue_turn(const struct td_queue *q, int slot); /* the least is to be prefilled first */
 
-/* How many would start before it, as things stand. */
-int td_queue_ahead(const struct td_queue *q, const struct td_entry *e);
-/* How long until a request with so many before it gets a slot, by what stays lasted so far; 0 while too few ended to say. */
+/* How many will start before it, as things stand. `rank`: how many are before it in its FIFO, -1 = count them. */
+int td_queue_ahead(const struct td_queue *q, const struct td_entry *e, int rank);
+/* How long until a request with so many before it gets a slot, by what stays lasted so far; 0 when a slot is free, and while too few ended to say. */
 uint64_t td_queue_wait_us(const struct td_queue *q, int ahead);
 
 #endif

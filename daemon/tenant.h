@@ -80,8 +80,8 @@ struct td_tenant {
 };
 
 struct td_tenants {
-	struct td_tenant **tenant; /* malloc'd (size) */
-	int n, size;
+	struct td_tenant *tenant[TD_TENANTS_MAX];
+	int n;
 	enum td_unknown unknown;
 	struct td_tenant_config fallback; /* settings of own tenants and of "default" */
 	uint64_t next_number;
@@ -92,11 +92,11 @@ struct td_daemon;
 
 /* Makes the table what the configuration says, at start and at each reload: tenants that stay keep their counters, running requests go on in any case.
  * Lists are taken over from *c. 0, or TD_E_NOMEM with the table as it was. */
-int td_tenants_apply(struct td_tenants *t, struct td_queue *q, struct td_tenants_config *c, struct td_error *err);
+int td_tenants_apply(struct td_tenants *t, struct td_tenants_config *c, struct td_error *err);
 void td_tenants_finish(struct td_tenants *t);
 
 /* Who is at the other end of this socket. `asked`: Hello.tenant, or NULL. A reference, or NULL + err (permission_denied). */
-struct td_tenant *td_tenant_by_peer(struct td_tenants *t, struct td_queue *q, int fd, const char *asked, struct td_error *err);
+struct td_tenant *td_tenant_by_peer(struct td_tenants *t, int fd, const char *asked, struct td_error *err);
 /* Whose key it is: a reference, or NULL + err (unauthorized). */
 struct td_tenant *td_tenant_by_key(struct td_tenants *t, const char *key, struct td_error *err);
 struct td_tenant *td_tenant_hold(struct td_tenant *t);
