@@ -9,7 +9,7 @@
 
 static const char usage[] = "tandem status [options]";
 static const char about[] =
-	"Shows the daemon's state, its workers and the totals since it started.\n\n"
+	"Shows the daemon's state, its workers, its tenants and the totals since it started.\n\n"
 	"Exit codes: 0 it answered (with --wait: it is ready); 2 wrong usage; 3 no daemon; 4 with --wait: not ready in time, or it failed.";
 
 enum { CYCLES_TELLING = 100 }; /* fewer would tell of connections and questions, not of cycles */
@@ -64,6 +64,31 @@ static void print_worker(const struct tandem_worker_status *w)
 		printf("  prefill  %llu tokens, %.0f/s\n", (unsigned long long)w->prefill_tokens, (double)w->prefill_tokens / ((double)w->prefill_us / 1e6));
 }
 
+static void print_tenants(const struct tandem_status *s)
+{
+	size_t i;
+
+	printf("\n%-20s %7s %7s %9s %9s %9s %11s %9s %8s\n", "tenant", "running", "waiting", "requests", "refused", "read", "written", "device s", "wasted");
+	for (i = 0; i < s->n_tenants; i++) {
+		const struct tandem_tenant_status *t = s->tenant + i;
+
+		printf("%-20s %7u %7u %9llu %9llu %9llu %11llu %9.1f %6.1f %%\n", t->name, t->running, t->queued, (unsigned long long)t->requests,
+		       (unsigned long long)t->refused, (unsigned long long)t->prompt_tokens, (unsigned long long)t->output_tokens, (double)t->gpu_us / 1e6,
+		       t->gpu_us ? 100.0 * (double)t->wasted_us / (double)t->gpu_us : 0);
+	}
+}
+
+static void print_cache(const struct tandem_status *s)
+{
+	const struct tandem_prefix_status *p = s->prefix;
+
+	if (s->kv_pages)
+		printf("memory   %u of %u KV pages in use\n", s->kv_pages_used, s->kv_pages);
+	if (p)
+		printf("prefix   %llu of %llu requests found something, %llu tokens; %u pages and %u of %u states are kept\n", (unsigned long long)p->hits,
+		       (unsigned long long)p->lookups, (unsigned long long)p->hit_tokens, p->pages, p->states, p->states_max);
+}
+
 static void print_table(const struct tandem_status *s)
 {
 	char up[32];
@@ -84,10 +109,13 @@ static void print_table(const struct tandem_status *s)
 		printf("daemon   %.1f us of CPU per cycle\n", (double)s->daemon_cpu_us / (double)s->cycles);
 	if (s->sharing)
 		printf("sharing  %s\n", s->sharing);
+	print_cache(s);
 	if (s->last_error)
 		printf("error    %s\n", s->last_error);
 	for (i = 0; i < s->n_workers; i++)
 		print_worker(s->worker + i);
+	if (s->n_tenants)
+		print_tenants(s);
 }
 
 static double seconds(void)

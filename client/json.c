@@ -125,6 +125,43 @@ static json_t *worker(const struct tandem_worker_status *w)
 	return j;
 }
 
+static json_t *tenant(const struct tandem_tenant_status *t)
+{
+	json_t *j = json_pack("{s:s, s:f}", "name", t->name, "weight", t->weight);
+
+	set_u64(j, "running", t->running);
+	set_u64(j, "queued", t->queued);
+	set_u64(j, "requests", t->requests);
+	set_u64(j, "finished", t->finished);
+	set_u64(j, "cancelled", t->cancelled);
+	set_u64(j, "failed", t->failed);
+	set_u64(j, "refused", t->refused);
+	set_u64(j, "prompt_tokens", t->prompt_tokens);
+	set_u64(j, "cached_tokens", t->cached_tokens);
+	set_u64(j, "output_tokens", t->output_tokens);
+	set_u64(j, "cycles", t->cycles);
+	set_u64(j, "drafted", t->drafted);
+	set_u64(j, "accepted", t->accepted);
+	set_u64(j, "gpu_us", t->gpu_us);
+	set_u64(j, "wasted_us", t->wasted_us);
+	set_u64(j, "queue_us", t->queue_us);
+	return j;
+}
+
+static json_t *prefix(const struct tandem_prefix_status *p)
+{
+	json_t *j = json_object();
+
+	set_u64(j, "lookups", p->lookups);
+	set_u64(j, "hits", p->hits);
+	set_u64(j, "hit_tokens", p->hit_tokens);
+	set_u64(j, "pages", p->pages);
+	set_u64(j, "states", p->states);
+	set_u64(j, "states_max", p->states_max);
+	set_u64(j, "evicted", p->evicted);
+	return j;
+}
+
 json_t *td_json_status(const struct tandem_status *s)
 {
 	json_t *j = json_pack("{s:s, s:s, s:s}", "server", s->server, "model", s->model, "state", s->state), *list;
@@ -159,6 +196,14 @@ json_t *td_json_status(const struct tandem_status *s)
 	for (i = 0; i < s->n_workers; i++)
 		json_array_append_new(list, worker(s->worker + i));
 	json_object_set_new(j, "workers", list);
+	list = json_array();
+	for (i = 0; i < s->n_tenants; i++)
+		json_array_append_new(list, tenant(s->tenant + i));
+	json_object_set_new(j, "tenants", list);
+	if (s->prefix)
+		json_object_set_new(j, "prefix", prefix(s->prefix));
+	set_u64(j, "kv_pages", s->kv_pages);
+	set_u64(j, "kv_pages_used", s->kv_pages_used);
 	return j;
 }
 

@@ -8,7 +8,9 @@
 struct holder {
 	struct tandem_status status; /* first: the pointer that the user has */
 	Tandem__ServerMessage *msg;
-	struct tandem_worker_status worker[];
+	struct tandem_prefix_status prefix;
+	struct tandem_worker_status *worker; /* in the same block, behind the tenants */
+	struct tandem_tenant_status tenant[];
 };
 
 static struct tandem_worker_status worker_status(const Tandem__WorkerStatus *w)
@@ -35,14 +37,56 @@ static struct tandem_worker_status worker_status(const Tandem__WorkerStatus *w)
 	};
 }
 
+static struct tandem_tenant_status tenant_status(const Tandem__TenantStatus *t)
+{
+	return (struct tandem_tenant_status){
+		.name = t->name,
+		.weight = t->weight,
+		.running = t->running,
+		.queued = t->queued,
+		.requests = t->requests,
+		.finished = t->finished,
+		.cancelled = t->cancelled,
+		.failed = t->failed,
+		.refused = t->refused,
+		.prompt_tokens = t->prompt_tokens,
+		.cached_tokens = t->cached_tokens,
+		.output_tokens = t->output_tokens,
+		.cycles = t->cycles,
+		.drafted = t->drafted,
+		.accepted = t->accepted,
+		.gpu_us = t->gpu_us,
+		.wasted_us = t->wasted_us,
+		.queue_us = t->queue_us,
+	};
+}
+
+static struct tandem_prefix_status prefix_status(const Tandem__PrefixStatus *p)
+{
+	return (struct tandem_prefix_status){
+		.lookups = p->lookups,
+		.hits = p->hits,
+		.hit_tokens = p->hit_tokens,
+		.pages = p->pages,
+		.states = p->states,
+		.states_max = p->states_max,
+		.evicted = p->evicted,
+	};
+}
+
 struct tandem_status *td__status_make(Tandem__ServerMessage **msg)
 {
 	const Tandem__Status *s = (*msg)->status;
-	struct holder *h = malloc(sizeof(*h) + s->n_worker * sizeof(h->worker[0]));
+	struct holder *h = malloc(sizeof(*h) + s->n_tenant * sizeof(h->tenant[0]) + s->n_worker * sizeof(h->worker[0]));
 	size_t i;
 
 	if (!h)
 		return NULL;
+	h->worker = (struct tandem_worker_status *)(h->tenant + s->n_tenant);
+	for (i = 0; i < s->n_tenant; i++)
+		h->tenant[i] = tenant_status(s->tenant[i]);
+	if (s->prefix)
+		h->prefix = prefix_status(s->prefix);
 	for (i = 0; i < s->n_worker; i++)
 		h->worker[i] = worker_status(s->worker[i]);
 	h->status = (struct tandem_status){
@@ -71,6 +115,11 @@ struct tandem_status *td__status_make(Tandem__ServerMessage **msg)
 		.n_accepted_at = s->n_accepted_at,
 		.worker = h->worker,
 		.n_workers = s->n_worker,
+		.tenant = h->tenant,
+		.n_tenants = s->n_tenant,
+		.prefix = s->prefix ? &h->prefix : NULL,
+		.kv_pages = s->kv_pages,
+		.kv_pages_used = s->kv_pages_used,
 	};
 	h->msg = *msg;
 	*msg = NULL;

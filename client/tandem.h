@@ -246,6 +246,25 @@ struct tandem_worker_status {
 	uint64_t prefill_tokens, prefill_us;
 };
 
+struct tandem_tenant_status { /* totals since start, but for what is marked "now" */
+	const char *name; /* "other": those beyond the number that have figures of their own */
+	double weight;
+	uint32_t running, queued; /* now */
+	uint64_t requests, finished, cancelled, failed; /* of those that were accepted */
+	uint64_t refused; /* not accepted */
+	uint64_t prompt_tokens, cached_tokens, output_tokens; /* cached: of the prompt tokens, from the prefix cache */
+	uint64_t cycles, drafted, accepted;
+	uint64_t gpu_us, wasted_us; /* device time charged; of these: rows of rejected drafts */
+	uint64_t queue_us; /* sum of waits */
+};
+
+struct tandem_prefix_status { /* the prefix cache */
+	uint64_t lookups, hits, hit_tokens; /* requests that asked, those that found something, and how much */
+	uint32_t pages; /* now: KV pages that only the cache holds */
+	uint32_t states, states_max; /* now: recurrent-state checkpoints */
+	uint64_t evicted; /* pages */
+};
+
 struct tandem_status {
 	const char *server, *model, *state; /* loading, ready, degraded, failed, draining */
 	const char *last_error; /* NULL = none */
@@ -259,6 +278,10 @@ struct tandem_status {
 	size_t n_accepted_at;
 	const struct tandem_worker_status *worker;
 	size_t n_workers;
+	const struct tandem_tenant_status *tenant;
+	size_t n_tenants;
+	const struct tandem_prefix_status *prefix; /* NULL when not said */
+	uint32_t kv_pages, kv_pages_used; /* of 64 tokens each: all, and those of requests that run; 0 when not said */
 };
 
 struct tandem_ids { /* what tandem_tokenize() gives */
