@@ -7,11 +7,13 @@
 #include <errno.h>
 #include <histedit.h>
 #include <locale.h>
+#include <setjmp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "client/command.h"
 
@@ -45,13 +47,67 @@ struct chat {
 	char history_path[4096];
 };
 
+/*
+ * Ctrl-C. A handler that only sets a flag loses the key when it comes just before the blocking read() of the next key. So the signal stays blocked
+ * but for that read (and for the sleep in td_call_generate), and the handler leaves the read by a jump: no moment is left in which the key could be
+ * missed. What the jump may lose is a byte just read, and its line is thrown away anyway. Nothing but that read is ever jumped out of.
+ */
 static volatile sig_atomic_t at_prompt_interrupted;
+static sigjmp_buf out_of_read;
+static sigset_t interrupt_set;
 static const char *prompt_text = "> ";
 
 static void on_interrupt(int sig)
 {
 	(void)sig;
 	at_prompt_interrupted = 1;
+	siglongjmp(out_of_read, 1);
+}
+
+static void interrupts_open(void)
+{
+	struct sigaction sa = {.sa_handler = on_interrupt};
+
+	sigemptyset(&interrupt_set);
+	sigaddset(&interrupt_set, SIGINT);
+	sigprocmask(SIG_BLOCK, &interrupt_set, NULL);
+	sigemptyset(&sa.sa_mask);
+	sigaction(SIGINT, &sa, NULL);
+}
+
+/* One byte of the terminal: 1, 0 at its end, -1 after Ctrl-C or an error. */
+static int read_byte(char *byte)
+{
+	ssize_t n;
+
+	if (sigsetjmp(out_of_read, 1)) /* which blocks the signal again */
+		return -1;
+	do {
+		sigprocmask(SIG_UNBLOCK, &interrupt_set, NULL);
+		n = read(STDIN_FILENO, byte, 1);
+		sigprocmask(SIG_BLOCK, &interrupt_set, NULL);
+	} while (n < 0 && errno == EINTR);
+	return (int)n;
+}
+
+/* For the editor: the next character. Bytes that are none in this locale are left out. */
+static int read_key(EditLine *editor, wchar_t *key)
+{
+	mbstate_t state = {0};
+	size_t used;
+	char byte;
+	int n;
+
+	(void)editor;
+	while ((n = read_byte(&byte)) == 1) {
+		used = mbrtowc(key, &byte, 1, &state);
+		if (used <= 1)
+			return 1;
+		if (used == (size_t)-1)
+			state = (mbstate_t){0};
+	}
+	*key = L'\0';
+	return n;
 }
 
 /* ---- the conversation -------------------------------------------------------------------------------------------------------------- */
@@ -262,7 +318,11 @@ static void editor_open(struct chat *c)
 
 	c->editor = el_init("tandem", stdin, stdout, stderr);
 	c->history = history_init();
-	if (!c->editor || !c->history)
+	if (!c->editor)
+		return;
+	interrupts_open();
+	el_set(c->editor, EL_GETCFN, read_key);
+	if (!c->history)
 		return;
 	history(c->history, &ev, H_SETSIZE, HISTORY_LINES);
 	history(c->history, &ev, H_SETUNIQUE, 1);
@@ -381,7 +441,6 @@ int td_cmd_chat(int argc, char **argv)
 		{TD_OPT_END},
 	};
 	const struct td_option *tables[] = {own, gen, common, NULL};
-	struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: the editor's read must end */
 	struct td_list words = {0};
 	int code = TD_EXIT_USAGE;
 
@@ -405,8 +464,6 @@ int td_cmd_chat(int argc, char **argv)
 		const struct tandem_info *info = tandem_info(c.t);
 
 		fprintf(stderr, "%s, %s, context of %u tokens. /help tells more, Ctrl-D ends.\n", info->model, info->server, info->context);
-		sigemptyset(&sa.sa_mask);
-		sigaction(SIGINT, &sa, NULL);
 		editor_open(&c);
 	}
 	code = converse(&c);

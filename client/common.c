@@ -227,10 +227,11 @@ static void wait_error(void *ctx, const struct tandem_error *e)
 	w->error = *e;
 }
 
-/* SIGINT is caught and kept blocked for the length of a call, except while it sleeps: nothing is ever interrupted in the middle. */
+/* SIGINT is caught and kept blocked for the length of a call, except while it sleeps: nothing is ever interrupted in the middle. One that is pending
+ * when the call begins (the caller had it blocked) counts as well. */
 struct interrupts {
 	struct sigaction action;
-	sigset_t mask;
+	sigset_t mask, asleep, set;
 };
 
 static void on_interrupt(int sig)
@@ -242,14 +243,24 @@ static void on_interrupt(int sig)
 static void interrupts_catch(struct interrupts *before)
 {
 	struct sigaction sa = {.sa_handler = on_interrupt};
-	sigset_t set;
 
 	interrupted = 0;
-	sigemptyset(&set);
-	sigaddset(&set, SIGINT);
-	sigprocmask(SIG_BLOCK, &set, &before->mask);
+	sigemptyset(&before->set);
+	sigaddset(&before->set, SIGINT);
+	sigprocmask(SIG_BLOCK, &before->set, &before->mask);
+	before->asleep = before->mask;
+	sigdelset(&before->asleep, SIGINT);
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGINT, &sa, &before->action);
+}
+
+/* A sleep that finds the socket readable at once lets no signal through, and behind a slow terminal it always does. */
+static void interrupts_take(const struct interrupts *before)
+{
+	static const struct timespec none;
+
+	if (sigtimedwait(&before->set, NULL, &none) == SIGINT)
+		interrupted++;
 }
 
 static void interrupts_restore(const struct interrupts *before)
@@ -295,9 +306,10 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 		return err->code;
 	interrupts_catch(&before);
 	for (;;) {
+		interrupts_take(&before);
 		rc = tandem_process(*t, err);
 		if (!w.done && rc == TANDEM_E_CLOSED)
-			rc = take_up(*t, &before.mask, err);
+			rc = take_up(*t, &before.asleep, err);
 		if (w.done || rc)
 			break;
 		if (interrupted > 1) {
@@ -308,7 +320,7 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 			cancelled = 1;
 			tandem_cancel(*t, call, NULL);
 		} else {
-			sleep_on(*t, &before.mask);
+			sleep_on(*t, &before.asleep);
 		}
 	}
 	interrupts_restore(&before);

@@ -5,8 +5,9 @@
  *
  * Steps: "expect:TEXT" waits until TEXT has appeared after what was matched before, "send:TEXT" types it (\n, \r, \e, \xHH and "^C" are
  * translated in both), "prompt:TEXT" is expect and then waits until the command reads key by key (a line editor shows its prompt a moment
- * earlier; Ctrl-D would mean something else to the terminal then), "sleep:MS", "sh:COMMAND" runs a command of the test's own, which must
- * succeed. The exit code is the command's, 99 when a step failed or the command doesn't end; what it wrote goes to stdout.
+ * earlier; Ctrl-D would mean something else to the terminal then), "more:N" waits for N more bytes, "sh:COMMAND" runs a command of the test's own, which must
+ * succeed. The exit code is the command's, 99 when a step failed or the command doesn't end; what it wrote goes to stdout. A step that failed
+ * says what it waited for, how long, and what the command was doing; the command is killed then.
  */
 #include <poll.h>
 #include <pty.h>
@@ -19,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STEP_LIMIT_MS = 30000, SEEN_MAX = 1 << 20, FAILED = 99 };
+enum { STEP_LIMIT_MS = 60000, SEEN_MAX = 1 << 20, FAILED = 99 };
 
 static char seen[SEEN_MAX];
 static size_t n_seen, matched;
@@ -64,6 +65,17 @@ static int expect(int fd, const char *text)
 	return 0;
 }
 
+static int more(int fd, size_t n)
+{
+	long until = now_ms() + STEP_LIMIT_MS;
+
+	while (n_seen - matched < n)
+		if (now_ms() > until || !take(fd, 100))
+			return -1;
+	matched += n;
+	return 0;
+}
+
 static int key_by_key(int fd)
 {
 	long until = now_ms() + STEP_LIMIT_MS;
@@ -73,6 +85,31 @@ static int key_by_key(int fd)
 		if (now_ms() > until || !take(fd, 5))
 			return -1;
 	return 0;
+}
+
+/* The process's state, one letter (S: it sleeps), and the place in the kernel where it sleeps. */
+static void say_failed(const char *what, pid_t pid, int fd, long ms)
+{
+	struct termios tio;
+	char path[64], where[64] = "?", line[512] = "";
+	const char *state;
+	FILE *f;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	f = fopen(path, "r");
+	if (!f || !fgets(line, sizeof(line), f))
+		line[0] = '\0';
+	if (f)
+		fclose(f);
+	state = strrchr(line, ')');
+	snprintf(path, sizeof(path), "/proc/%d/wchan", (int)pid);
+	f = fopen(path, "r");
+	if (f) {
+		where[fread(where, 1, sizeof(where) - 1, f)] = '\0';
+		fclose(f);
+	}
+	fprintf(stderr, "pty_run: step \"%s\" failed after %ld ms; the command's state is %c in %s, the terminal gives it %s; seen since the last match: \"%s\"\n",
+		what, ms, state && state[1] ? state[2] : '?', where, tcgetattr(fd, &tio) ? "nothing" : tio.c_lflag & ICANON ? "lines" : "keys", seen + matched);
 }
 
 /* \n, \r, \e, \xHH, ^C and so on as the bytes that they stand for. */
@@ -109,13 +146,8 @@ static int step(int fd, const char *s)
 		return system(s + 3);
 	if (!strncmp(s, "prompt:", 7))
 		return expect(fd, text) || key_by_key(fd);
-	if (!strncmp(s, "sleep:", 6)) {
-		long until = now_ms() + atol(s + 6);
-
-		while (now_ms() < until && take(fd, 10))
-			;
-		return 0;
-	}
+	if (!strncmp(s, "more:", 5))
+		return more(fd, (size_t)atol(s + 5));
 	return -1;
 }
 
@@ -123,7 +155,7 @@ int main(int argc, char **argv)
 {
 	int i, split, fd, status = 0, failed = 0;
 	pid_t pid, ended;
-	long until;
+	long until, from;
 
 	for (split = 1; split < argc && strcmp(argv[split], "--"); split++)
 		;
@@ -138,15 +170,18 @@ int main(int argc, char **argv)
 		_exit(127);
 	}
 	for (i = split + 1; !failed && i < argc; i++) {
+		from = now_ms();
 		failed = step(fd, argv[i]);
-		if (failed)
-			fprintf(stderr, "pty_run: step \"%s\" failed\n", argv[i]);
+		if (failed) {
+			say_failed(argv[i], pid, fd, now_ms() - from);
+			kill(pid, SIGKILL);
+		}
 	}
-	for (until = now_ms() + STEP_LIMIT_MS / 3; (ended = waitpid(pid, &status, WNOHANG)) == 0 && now_ms() < until;)
+	for (until = now_ms() + STEP_LIMIT_MS; (ended = waitpid(pid, &status, WNOHANG)) == 0 && now_ms() < until;)
 		if (!take(fd, 100))
 			poll(NULL, 0, 10); /* the terminal is closed a moment before the process can be waited for */
 	if (!ended) {
-		fprintf(stderr, "pty_run: the command didn't end\n");
+		say_failed("the end of the command", pid, fd, STEP_LIMIT_MS);
 		failed = 1;
 		kill(pid, SIGKILL);
 		waitpid(pid, &status, 0);
