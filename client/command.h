@@ -16,6 +16,7 @@ int td_cmd_run(int argc, char **argv);
 int td_cmd_chat(int argc, char **argv);
 int td_cmd_status(int argc, char **argv);
 int td_cmd_metrics(int argc, char **argv);
+int td_cmd_top(int argc, char **argv);
 int td_cmd_tokenize(int argc, char **argv);
 int td_cmd_doctor(int argc, char **argv);
 int td_cmd_bench(int argc, char **argv);
@@ -65,6 +66,18 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 char *td_prompt_text(const struct td_list *words, const char *command);
 /* 0 after flushing stdout, or -1 after telling that it can't be written. */
 int td_flush_stdout(const char *command);
+
+/* ---- progress.c -------------------------------------------------------------------------------------------------------------------- */
+
+struct td_progress {
+	const char *command;
+	int quiet;
+	int drawn; /* a bar stands on the terminal's line */
+	char last[128]; /* what was told last */
+};
+void td_progress_bar(char *out, int cells, uint64_t done, uint64_t total); /* "[###...]": cells + 3 bytes */
+void td_progress_show(struct td_progress *p, const struct tandem_status *s); /* on stderr, what is still missing */
+void td_progress_end(struct td_progress *p); /* takes the bar away */
 
 /* ---- json.c: new references; NULL when out of memory ------------------------------------------------------------------------------- */
 

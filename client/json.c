@@ -193,6 +193,10 @@ json_t *td_json_status(const struct tandem_status *s)
 		json_array_append_new(list, json_integer((json_int_t)s->accepted_at[i]));
 	json_object_set_new(j, "accepted_at", list);
 	list = json_array();
+	for (i = 0; i < s->n_drafted_at; i++)
+		json_array_append_new(list, json_integer((json_int_t)s->drafted_at[i]));
+	json_object_set_new(j, "drafted_at", list);
+	list = json_array();
 	for (i = 0; i < s->n_workers; i++)
 		json_array_append_new(list, worker(s->worker + i));
 	json_object_set_new(j, "workers", list);

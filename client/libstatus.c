@@ -113,6 +113,8 @@ struct tandem_status *td__status_make(Tandem__ServerMessage **msg)
 		.accepted = s->accepted,
 		.accepted_at = s->accepted_at,
 		.n_accepted_at = s->n_accepted_at,
+		.drafted_at = s->drafted_at,
+		.n_drafted_at = s->n_drafted_at,
 		.worker = h->worker,
 		.n_workers = s->n_worker,
 		.tenant = h->tenant,

@@ -14,6 +14,7 @@ static const struct command {
 	{"run", td_cmd_run, "answer one prompt"},
 	{"chat", td_cmd_chat, "a conversation"},
 	{"status", td_cmd_status, "what the daemon is doing"},
+	{"top", td_cmd_top, "the same, live"},
 	{"metrics", td_cmd_metrics, "its figures in Prometheus' format"},
 	{"tokenize", td_cmd_tokenize, "text to token ids and back"},
 	{"doctor", td_cmd_doctor, "what this machine has and lacks"},

@@ -276,6 +276,8 @@ struct tandem_status {
 	uint64_t cycles, drafted, accepted;
 	const uint64_t *accepted_at; /* [i]: how often the draft at place i was accepted */
 	size_t n_accepted_at;
+	const uint64_t *drafted_at; /* [i]: how often a draft at place i was verified */
+	size_t n_drafted_at;
 	const struct tandem_worker_status *worker;
 	size_t n_workers;
 	const struct tandem_tenant_status *tenant;

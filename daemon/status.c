@@ -140,6 +140,8 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	st.accepted = d->count.accepted;
 	st.accepted_at = (uint64_t *)d->count.accepted_at;
 	st.n_accepted_at = (size_t)d->model.k_max;
+	st.drafted_at = (uint64_t *)d->metrics.drafted_at;
+	st.n_drafted_at = (size_t)d->model.k_max;
 	worker_fill(d, &d->target, &worker[0]);
 	st.n_worker = 1;
 	if (d->model.has_drafter) {
