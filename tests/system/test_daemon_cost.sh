@@ -1,5 +1,7 @@
-# limit: 60
+# limit: 120
 # What the daemon itself costs: CPU time per commit record, and memory that does not grow with the number of requests.
+# The CPU time is held against that of a bare loop which does the same with the kernel (wakeups.c), measured just before and after: how fast and
+# how busy the machine is cancels out. What is dear in the daemon is the kernel's part, so the factors below are small.
 . "$(dirname "$0")/daemon_lib.sh"
 export FAKE_TARGET=step_us=1000 FAKE_DRAFTER=step_us=100
 start --limits.resume_memory=1M
@@ -18,22 +20,31 @@ measure() { # requests at once
 	done=$((done + $1))
 }
 done=0
-worst=0
-for n in 1 4; do
-	raw <<-'END'
-	greet 0
-	status
-	expect "status"
-	END
-	cpu=$(field cpu_us) cycles=$(field cycles)
-	measure $n
-	per=$((($(field cpu_us) - cpu) / ($(field cycles) - cycles)))
-	echo "$n at once: $per us of CPU per commit record ($(($(field cycles) - cycles)) records)"
-	[ $per -le $worst ] || worst=$per
-done
-slow=1
-[ "$B" = build-san ] && slow=10
-[ $worst -lt $((50 * slow)) ] || fail "$worst us per commit record; 50 are allowed"
+# Three measurements with $1 requests at once; the middle one must stay below $2 tenths of the bare loop.
+cost() {
+	: >"$T/tenths"
+	for try in 1 2 3; do
+		bare=$("$TOOLS/wakeups" 400 1000) || fail "wakeups"
+		raw <<-'END'
+		greet 0
+		status
+		expect "status"
+		END
+		cpu=$(field cpu_us) cycles=$(field cycles)
+		measure "$1"
+		cpu=$(($(field cpu_us) - cpu)) cycles=$(($(field cycles) - cycles))
+		bare=$(((bare + $("$TOOLS/wakeups" 400 1000)) / 2))
+		tenths=$((cpu * 10000 / cycles / bare))
+		echo "$1 at once: $((cpu * 1000 / cycles)) ns of CPU per commit record ($cycles records), a bare round $bare ns: $tenths tenths of it"
+		echo $tenths >>"$T/tenths"
+	done
+	middle=$(sort -n "$T/tenths" | sed -n 2p)
+	slow=1
+	[ "$B" = build-san ] && slow=10
+	[ "$middle" -lt $(($2 * slow)) ] || fail "with $1 requests at once a commit record costs $middle tenths of a bare round; $(($2 * slow)) are allowed"
+}
+cost 1 45
+cost 4 20
 
 stop
 FAKE_TARGET=step_us=0 FAKE_DRAFTER=step_us=0
