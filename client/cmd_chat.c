@@ -23,7 +23,7 @@ static const char usage[] = "tandem chat [options]";
 static const char about[] =
 	"A conversation with the model. On a terminal with line editing and a history ($XDG_STATE_HOME/tandem/history, else ~/.local/state/tandem/history);\n"
 	"otherwise each line of stdin is a question. A line that ends in a backslash goes on in the next one. Ctrl-C stops the answer, Ctrl-D ends.\n"
-	"In the conversation: /help, /reset, /system TEXT, /stats, /quit.\n\n"
+	"In the conversation: /help, /reset, /system TEXT, /save FILE, /load FILE, /stats, /quit. Files are JSON arrays of messages: role, content.\n\n"
 	"Exit codes: 0 ended; 1 failed; 2 wrong usage; 3 no daemon; 4 not now. Without a terminal the first failure ends it.";
 
 struct turn {
@@ -39,7 +39,7 @@ struct chat {
 	struct turn *turn;
 	size_t n_turns, size;
 	struct td_text answer;
-	int terminal, dim;
+	int terminal, dim, json;
 	struct tandem_finish last, sum; /* figures: of the last answer, and added up */
 	uint32_t answers;
 	EditLine *editor;
@@ -147,6 +147,8 @@ static int on_delta(void *ctx, const struct tandem_delta *d)
 
 	if (td_text_add(&c->answer, d->text))
 		return 1;
+	if (c->json)
+		return 0;
 	fputs(d->text, stdout);
 	if (c->dim && strstr(c->answer.data, "</think>")) {
 		fputs("\033[0m", stdout);
@@ -174,6 +176,7 @@ static void on_finish(void *ctx, const struct tandem_finish *f)
 static int generate(struct chat *c, struct tandem_error *err)
 {
 	struct tandem_request r = {.sampling = c->gen.sampling, .deadline_ms = c->gen.deadline_ms};
+	struct td_progress progress = {.command = "chat", .quiet = c->gen.quiet || c->json};
 	struct tandem_handler h = {.ctx = c, .delta = on_delta, .finish = on_finish};
 	struct tandem_message *message = calloc(c->n_turns + 1, sizeof(*message));
 	size_t n = 0, i;
@@ -193,11 +196,25 @@ static int generate(struct chat *c, struct tandem_error *err)
 	c->dim = c->terminal && c->gen.thinking == TANDEM_THINK_ON;
 	if (c->dim)
 		fputs("\033[2m", stdout);
-	rc = td_call_generate(&c->t, &r, &h, err);
+	rc = td_call_generate(&c->t, &r, &h, &progress, err);
 	if (c->dim)
 		fputs("\033[0m", stdout);
 	free(message);
 	return rc;
+}
+
+/* An answer, or why there is none, on one line. */
+static void print_json(const struct chat *c, const struct tandem_error *err)
+{
+	json_t *j;
+
+	if (err) {
+		j = json_pack("{s:o}", "error", td_json_error(err));
+	} else {
+		j = json_pack("{s:s}", "text", c->answer.data ? c->answer.data : "");
+		json_object_update_missing_new(j, td_json_finish(&c->last));
+	}
+	td_json_print(j, JSON_COMPACT);
 }
 
 /* Returns the exit code of this question. */
@@ -218,7 +235,9 @@ static int ask(struct chat *c, const char *question)
 	if (c->answer.data)
 		c->answer.data[0] = '\0';
 	generate(c, &err);
-	if (c->answer.n && c->answer.data[c->answer.n - 1] != '\n')
+	if (c->json)
+		print_json(c, c->answers == answers ? &err : NULL);
+	else if (c->answer.n && c->answer.data[c->answer.n - 1] != '\n')
 		putchar('\n');
 	fflush(stdout);
 	if (c->answers == answers) {
@@ -250,7 +269,51 @@ static void say_stats(const struct chat *c)
 		td_acceptance(s->accepted, s->cycles));
 }
 
-/* 1 when the conversation shall end. */
+static int save(const struct chat *c, const char *path)
+{
+	json_t *list = json_array();
+	int rc;
+
+	if (c->system)
+		json_array_append_new(list, json_pack("{s:s, s:s}", "role", "system", "content", c->system));
+	for (size_t i = 0; i < c->n_turns; i++)
+		json_array_append_new(list, json_pack("{s:s, s:s}", "role", c->turn[i].role, "content", c->turn[i].content));
+	rc = td_chat_file_write(path, list);
+	if (!rc)
+		fprintf(stderr, "Saved: %zu messages.\n", json_array_size(list));
+	json_decref(list);
+	return rc;
+}
+
+/* Takes the place of the conversation so far; one that can't be read changes nothing. */
+static int load(struct chat *c, const char *path)
+{
+	json_t *list = td_chat_file_read(path), *m;
+	size_t i;
+	int rc = 0;
+
+	if (!list)
+		return -1;
+	drop_turns(c, 0);
+	free(c->system);
+	c->system = NULL;
+	json_array_foreach(list, i, m) {
+		const char *role = json_string_value(json_object_get(m, "role")), *content = json_string_value(json_object_get(m, "content"));
+
+		if (rc)
+			break;
+		if (*role == 's')
+			c->system = strdup(content);
+		else
+			rc = add_turn(c, *role == 'u' ? "user" : "assistant", content);
+	}
+	if (!rc)
+		fprintf(stderr, "Loaded: %zu messages.\n", json_array_size(list));
+	json_decref(list);
+	return rc;
+}
+
+/* 1 when the conversation shall end, -1 when it failed. */
 static int command(struct chat *c, const char *line)
 {
 	size_t n = strcspn(line, " \t");
@@ -265,11 +328,18 @@ static int command(struct chat *c, const char *line)
 		free(c->system);
 		c->system = *rest ? strdup(rest) : NULL;
 		fprintf(stderr, c->system ? "The system message is set.\n" : "There is no system message now.\n");
+	} else if (n == 5 && (!strncmp(line, "/save", n) || !strncmp(line, "/load", n))) {
+		if (*rest)
+			return line[1] == 's' ? save(c, rest) : load(c, rest);
+		fprintf(stderr, "%.5s needs the name of a file.\n", line);
+		return -1;
 	} else if (n == 6 && !strncmp(line, "/stats", n)) {
 		say_stats(c);
 	} else if (n == 5 && !strncmp(line, "/help", n)) {
 		fprintf(stderr, "/reset         forget the conversation\n"
 				"/system TEXT   set the system message, without TEXT take it away\n"
+				"/save FILE     write the conversation as JSON\n"
+				"/load FILE     go on with the conversation that a file holds\n"
 				"/stats         figures of the last answer and of all\n"
 				"/quit          end, as Ctrl-D does\n"
 				"Ctrl-C stops an answer. A line that ends in \\ goes on in the next. A question that begins with / needs a space before it.\n");
@@ -416,8 +486,12 @@ static int converse(struct chat *c)
 		if (!q.data[strspn(q.data, " \t\n")])
 			continue;
 		if (q.data[0] == '/') {
-			if (command(c, q.data))
+			int did = command(c, q.data);
+
+			if (did > 0)
 				break;
+			if (did < 0)
+				code = TD_EXIT_FAILED;
 		} else {
 			code = ask(c, q.data);
 		}
@@ -437,7 +511,8 @@ int td_cmd_chat(int argc, char **argv)
 	struct td_option common[TD_COMMON_OPTIONS], gen[TD_GENERATION_OPTIONS];
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "Conversation:"},
-		{TD_OPT_TEXT, "system", 's', "TEXT", "system message", &system, 0, NULL, 0},
+		{TD_OPT_TEXT, "system", 's', "TEXT", "system message; @FILE: what the file holds", &system, 0, NULL, 0},
+		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object a line per answer: text, figures, or an error", &c.json, 1, NULL, 0},
 		{TD_OPT_END},
 	};
 	const struct td_option *tables[] = {own, gen, common, NULL};
@@ -449,17 +524,19 @@ int td_cmd_chat(int argc, char **argv)
 	if (td_options_parse(argc, argv, usage, about, tables, &words, &code))
 		goto out;
 	code = TD_EXIT_USAGE;
+	c.terminal &= !c.json;
 	if (words.n) {
 		fprintf(stderr, "tandem chat: '%s' is not an option; for one question there is tandem run\n", words.item[0]);
 		goto out;
 	}
 	if (td_generation_ready(&c.gen, "chat"))
 		goto out;
+	if (system && !(c.system = td_option_text(system, "system", "chat")))
+		goto out;
 	c.t = td_common_connect(&c.common, "chat", &code);
 	if (!c.t)
 		goto out;
 	setlocale(LC_CTYPE, "");
-	c.system = system ? strdup(system) : NULL;
 	if (c.terminal) {
 		const struct tandem_info *info = tandem_info(c.t);
 

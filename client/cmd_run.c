@@ -19,7 +19,8 @@ static const char about[] =
 struct run {
 	struct td_common common;
 	struct td_generation gen;
-	const char *system;
+	const char *system_option;
+	char *system;
 	int raw, json, stream_json, stats;
 	/* the answer so far */
 	char last; /* of the text on stdout */
@@ -115,6 +116,7 @@ static int ask(struct run *r, const char *prompt)
 	struct tandem_message message[2] = {{.role = "system", .content = r->system}, {.role = "user", .content = prompt}};
 	struct tandem_request request = {.sampling = r->gen.sampling, .deadline_ms = r->gen.deadline_ms};
 	struct tandem_handler handler = {.ctx = r, .accepted = on_accepted, .delta = on_delta, .finish = on_finish};
+	struct td_progress progress = {.command = "run", .quiet = r->gen.quiet || r->json || r->stream_json};
 	struct tandem_error err = {0};
 	struct tandem *t;
 	int code = TD_EXIT_OK;
@@ -131,7 +133,7 @@ static int ask(struct run *r, const char *prompt)
 		return code;
 	r->ids = json_array();
 	r->logprobs = json_array();
-	td_call_generate(&t, &request, &handler, &err);
+	td_call_generate(&t, &request, &handler, &progress, &err);
 	tandem_close(t);
 	conclude(r, &err);
 	if (!r->finished)
@@ -156,7 +158,7 @@ int td_cmd_run(int argc, char **argv)
 	struct td_option common[TD_COMMON_OPTIONS], gen[TD_GENERATION_OPTIONS];
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "Prompt and form:"},
-		{TD_OPT_TEXT, "system", 's', "TEXT", "a system message before the prompt", &r.system, 0, NULL, 0},
+		{TD_OPT_TEXT, "system", 's', "TEXT", "a system message before the prompt; @FILE: what the file holds", &r.system_option, 0, NULL, 0},
 		{TD_OPT_FLAG, "raw", 0, NULL, "the prompt as it is, without the chat template", &r.raw, 1, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object at the end: text, ids, figures, or an error", &r.json, 1, NULL, 0},
 		{TD_OPT_FLAG, "stream-json", 0, NULL, "one JSON object a line, per event", &r.stream_json, 1, NULL, 0},
@@ -172,11 +174,13 @@ int td_cmd_run(int argc, char **argv)
 	td_generation_options(&r.gen, gen);
 	if (td_options_parse(argc, argv, usage, about, tables, &words, &code))
 		goto out;
-	if (r.raw && (r.system || r.gen.thinking)) {
+	if (r.raw && (r.system_option || r.gen.thinking)) {
 		fprintf(stderr, "tandem run: --raw leaves the chat template out, so --system, --think and --no-think mean nothing with it\n");
 		goto out;
 	}
 	if (td_generation_ready(&r.gen, "run"))
+		goto out;
+	if (r.system_option && !(r.system = td_option_text(r.system_option, "system", "run")))
 		goto out;
 	prompt = td_prompt_text(&words, "run");
 	if (!prompt)
@@ -187,6 +191,7 @@ int td_cmd_run(int argc, char **argv)
 		fprintf(stderr, "tandem run: the prompt is empty\n");
 out:
 	free(prompt);
+	free(r.system);
 	td_list_finish(&words);
 	td_generation_finish(&r.gen);
 	return code;

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "client/command.h"
 
@@ -139,16 +140,21 @@ static struct tandem_status *fetch(const struct td_common *common, struct tandem
 /* The status once it is ready, or what there was when the time was over (NULL: no daemon, *err says why). */
 static struct tandem_status *fetch_ready(const struct td_common *common, uint32_t wait_ms, struct tandem_error *err)
 {
+	struct td_progress progress = {.command = "status", .quiet = !isatty(STDERR_FILENO)};
 	double until = seconds() + wait_ms / 1000.0;
 	struct tandem_status *s;
 
 	for (;;) {
 		s = fetch(common, err);
 		if ((s && (!strcmp(s->state, "ready") || !strcmp(s->state, "failed"))) || seconds() >= until)
-			return s;
+			break;
+		if (s)
+			td_progress_show(&progress, s);
 		tandem_status_free(s);
 		poll(NULL, 0, 50);
 	}
+	td_progress_end(&progress);
+	return s;
 }
 
 int td_cmd_status(int argc, char **argv)
@@ -160,7 +166,8 @@ int td_cmd_status(int argc, char **argv)
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "Form:"},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object", &json, 1, NULL, 0},
-		{TD_OPT_SECONDS, "wait", 0, "SECONDS", "wait until the daemon is there and ready, so long at most", &wait_ms, 0, &waits, 1},
+		{TD_OPT_SECONDS, "wait", 0, "[SECONDS]", "wait until the daemon is there and ready, so long at most; without a number as long as it takes", &wait_ms, 1,
+		 &waits, 1},
 		{TD_OPT_END},
 	};
 	const struct td_option *tables[] = {own, common, NULL};

@@ -14,7 +14,8 @@ static const char about[] =
 
 struct tokenize {
 	struct td_common common;
-	const char *system;
+	const char *system_option;
+	char *system;
 	int chat, ids, json, decode, thinking;
 };
 
@@ -148,7 +149,7 @@ static int parse_ids(const char *text, struct tandem_ids *ids)
 	return ids->id ? 0 : -1;
 }
 
-static int decode(struct tandem *t, const struct td_list *words)
+static int decode(const struct tokenize *o, struct tandem *t, const struct td_list *words)
 {
 	char *given = td_prompt_text(words, "tokenize"), *text = NULL;
 	struct tandem_ids ids = {0};
@@ -161,7 +162,10 @@ static int decode(struct tandem *t, const struct td_list *words)
 		code = TD_EXIT_USAGE;
 	} else {
 		text = tandem_detokenize(t, ids.id, ids.n, &err);
-		if (text) {
+		if (text && o->json) {
+			td_json_print(json_pack("{s:I, s:s}", "n", (json_int_t)ids.n, "text", text), JSON_COMPACT);
+			code = TD_EXIT_OK;
+		} else if (text) {
 			fputs(text, stdout);
 			if (*text && text[strlen(text) - 1] != '\n')
 				putchar('\n');
@@ -183,10 +187,10 @@ int td_cmd_tokenize(int argc, char **argv)
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "Form:"},
 		{TD_OPT_FLAG, "ids", 0, NULL, "only the ids, on one line", &o.ids, 1, NULL, 0},
-		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object: n, ids", &o.json, 1, NULL, 0},
+		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object: n, ids; with --decode: n, text", &o.json, 1, NULL, 0},
 		{TD_OPT_FLAG, "decode", 'd', NULL, "the other way: TEXT is ids, the output their text", &o.decode, 1, NULL, 0},
 		{TD_OPT_FLAG, "chat", 'c', NULL, "the text as a user's message through the chat template", &o.chat, 1, NULL, 0},
-		{TD_OPT_TEXT, "system", 's', "TEXT", "with --chat: a system message before it", &o.system, 0, NULL, 0},
+		{TD_OPT_TEXT, "system", 's', "TEXT", "with --chat: a system message before it; @FILE: what the file holds", &o.system_option, 0, NULL, 0},
 		{TD_OPT_FLAG, "think", 0, NULL, "with --chat: as for an answer with thinking", &o.thinking, TANDEM_THINK_ON, NULL, 0},
 		{TD_OPT_FLAG, "no-think", 0, NULL, "with --chat: as for an answer without", &o.thinking, TANDEM_THINK_OFF, NULL, 0},
 		{TD_OPT_END},
@@ -200,18 +204,21 @@ int td_cmd_tokenize(int argc, char **argv)
 	if (td_options_parse(argc, argv, usage, about, tables, &words, &code))
 		goto out;
 	code = TD_EXIT_USAGE;
-	if (((o.system || o.thinking) && !o.chat) || (o.decode && (o.chat || o.ids || o.json))) {
+	if (((o.system_option || o.thinking) && !o.chat) || (o.decode && (o.chat || o.ids))) {
 		fprintf(stderr, "tandem tokenize: these options don't go together (see tandem tokenize --help)\n");
 		goto out;
 	}
+	if (o.system_option && !(o.system = td_option_text(o.system_option, "system", "tokenize")))
+		goto out;
 	t = td_common_connect(&o.common, "tokenize", &code);
 	if (!t)
 		goto out;
-	code = o.decode ? decode(t, &words) : encode(&o, t, &words);
+	code = o.decode ? decode(&o, t, &words) : encode(&o, t, &words);
 	tandem_close(t);
 	if (td_flush_stdout("tokenize"))
 		code = TD_EXIT_FAILED;
 out:
+	free(o.system);
 	td_list_finish(&words);
 	return code;
 }

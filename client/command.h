@@ -21,6 +21,18 @@ int td_cmd_tokenize(int argc, char **argv);
 int td_cmd_doctor(int argc, char **argv);
 int td_cmd_bench(int argc, char **argv);
 
+/* ---- progress.c -------------------------------------------------------------------------------------------------------------------- */
+
+struct td_progress {
+	const char *command;
+	int quiet;
+	int drawn; /* a bar stands on the terminal's line */
+	char last[128]; /* what was told last */
+};
+void td_progress_bar(char *out, int cells, uint64_t done, uint64_t total); /* "[###...]": cells + 3 bytes */
+void td_progress_show(struct td_progress *p, const struct tandem_status *s); /* on stderr, what is still missing */
+void td_progress_end(struct td_progress *p); /* takes the bar away */
+
 /* ---- common.c ---------------------------------------------------------------------------------------------------------------------- */
 
 /* One line on stderr: "tandem NAME: sentence". Returns the exit code that belongs to the error. */
@@ -49,8 +61,9 @@ struct td_generation { /* options of what generates */
 	int greedy;
 	int thinking; /* enum tandem_thinking */
 	uint32_t deadline_ms;
+	int quiet;
 };
-enum { TD_GENERATION_OPTIONS = 24 };
+enum { TD_GENERATION_OPTIONS = 25 };
 void td_generation_options(struct td_generation *g, struct td_option table[TD_GENERATION_OPTIONS]);
 /* Turns the lists into g->sampling's arrays. 0, or -1 after telling what is wrong. */
 int td_generation_ready(struct td_generation *g, const char *command);
@@ -58,26 +71,23 @@ void td_generation_finish(struct td_generation *g);
 
 /*
  * Submits and waits for the end. Ctrl-C cancels the request (the end then comes as usual), a second one gives up at once. A lost connection is taken
- * up again for some seconds. 0, or the code that is in *err; *t is closed and NULL when the connection is of no use any more.
+ * up again for some seconds. While the model loads *p shows how far it is. 0, or the code that is in *err; *t is closed and NULL when the connection is
+ * of no use any more.
  */
-int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct tandem_error *err);
+int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct td_progress *p, struct tandem_error *err);
 
+/* What an option's text stands for: itself, or after @ the contents of a file (@@ for a text that begins with @). malloc'd; NULL after telling why. */
+char *td_option_text(const char *text, const char *option, const char *command);
 /* The words joined by spaces, "-" standing for stdin's text on lines of its own; no words = stdin. NULL after telling why. */
 char *td_prompt_text(const struct td_list *words, const char *command);
 /* 0 after flushing stdout, or -1 after telling that it can't be written. */
 int td_flush_stdout(const char *command);
 
-/* ---- progress.c -------------------------------------------------------------------------------------------------------------------- */
+/* ---- chat_file.c ------------------------------------------------------------------------------------------------------------------- */
 
-struct td_progress {
-	const char *command;
-	int quiet;
-	int drawn; /* a bar stands on the terminal's line */
-	char last[128]; /* what was told last */
-};
-void td_progress_bar(char *out, int cells, uint64_t done, uint64_t total); /* "[###...]": cells + 3 bytes */
-void td_progress_show(struct td_progress *p, const struct tandem_status *s); /* on stderr, what is still missing */
-void td_progress_end(struct td_progress *p); /* takes the bar away */
+/* An array of messages that are all well formed, a system message only in front; NULL after telling why. */
+json_t *td_chat_file_read(const char *path);
+int td_chat_file_write(const char *path, const json_t *messages); /* 0, or -1 after telling why */
 
 /* ---- json.c: new references; NULL when out of memory ------------------------------------------------------------------------------- */
 

@@ -2,6 +2,7 @@
  * common.c: what the sub-commands share (command.h).
  */
 #include "client/command.h"
+#include "engine/clock.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { RECONNECT_S = 10, STDIN_MAX = 64 << 20 };
+enum { RECONNECT_S = 10, TEXT_MAX = 64 << 20, LOADING_MS = 250 };
 
 static volatile sig_atomic_t interrupted; /* SIGINTs since the call in hand began */
 
@@ -115,6 +116,7 @@ void td_generation_options(struct td_generation *g, struct td_option table[TD_GE
 		{TD_OPT_LIST, "stop-id", 0, "ID", "end at this token; may be repeated", &g->stop_id, 0, NULL, 0},
 		{TD_OPT_FLAG, "ignore-eos", 0, NULL, "don't end at the model's own end token", &s->ignore_eos, 1, set, TANDEM_IGNORE_EOS},
 		{TD_OPT_SECONDS, "deadline", 0, "SECONDS", "give up when it isn't finished by then, waiting included", &g->deadline_ms, 0, NULL, 0},
+		{TD_OPT_FLAG, "quiet", 'q', NULL, "say nothing on stderr while the model loads", &g->quiet, 1, NULL, 0},
 		{TD_OPT_TITLE, .help = "Sampling (the daemon's configuration says what holds when nothing is given):"},
 		{TD_OPT_FLAG, "greedy", 'g', NULL, "always the likeliest token, the same as --temperature 0", &g->greedy, 1, NULL, 0},
 		{TD_OPT_FLOAT, "temperature", 't', "T", "0 is greedy", &s->temperature, 0, set, TANDEM_TEMPERATURE},
@@ -195,6 +197,50 @@ struct wait {
 	struct tandem_error error;
 };
 
+/* Asking how far the loading is. It outlives the call that it is for, since an answer may come after that one's end. */
+static struct {
+	struct td_progress *progress; /* NULL: nobody wants to know */
+	int asked; /* and not answered yet */
+	uint64_t asked_us;
+} loading;
+
+static void loading_end(void)
+{
+	if (loading.progress)
+		td_progress_end(loading.progress);
+	loading.progress = NULL;
+}
+
+static void loading_status(void *ctx, const struct tandem_status *s)
+{
+	(void)ctx;
+	loading.asked = 0;
+	if (strcmp(s->state, "loading"))
+		loading_end();
+	else if (loading.progress)
+		td_progress_show(loading.progress, s);
+}
+
+static void loading_error(void *ctx, const struct tandem_error *e)
+{
+	(void)ctx;
+	(void)e;
+	loading.asked = 0;
+	loading_end();
+}
+
+static void loading_ask(struct tandem *t)
+{
+	const struct tandem_handler h = {.status = loading_status, .error = loading_error};
+
+	uint64_t now = td_now_us();
+
+	if (!loading.progress || loading.asked || now < loading.asked_us + LOADING_MS * 1000)
+		return;
+	loading.asked = tandem_submit_status(t, &h, NULL) != 0;
+	loading.asked_us = now;
+}
+
 static void wait_accepted(void *ctx, const struct tandem_accepted *a)
 {
 	struct wait *w = ctx;
@@ -207,6 +253,7 @@ static int wait_delta(void *ctx, const struct tandem_delta *d)
 {
 	struct wait *w = ctx;
 
+	loading_end();
 	return w->user->delta ? w->user->delta(w->user->ctx, d) : 0;
 }
 
@@ -269,10 +316,10 @@ static void interrupts_restore(const struct interrupts *before)
 	sigprocmask(SIG_SETMASK, &before->mask, NULL);
 }
 
-/* Sleeps until the socket wants something or a signal came. */
-static void sleep_on(const struct tandem *t, const sigset_t *mask)
+/* Sleeps until the socket wants something, a signal came, or `most` milliseconds are over (-1: however long it takes). */
+static void sleep_on(const struct tandem *t, const sigset_t *mask, int most)
 {
-	int want = tandem_want(t), ms = tandem_timeout_ms(t);
+	int want = tandem_want(t), own = tandem_timeout_ms(t), ms = own < 0 || (most >= 0 && most < own) ? most : own;
 	struct pollfd p = {.fd = tandem_fd(t), .events = (short)((want & TANDEM_READ ? POLLIN : 0) | (want & TANDEM_WRITE ? POLLOUT : 0))};
 	struct timespec ts = {.tv_sec = ms / 1000, .tv_nsec = (ms % 1000) * 1000000L};
 
@@ -294,7 +341,7 @@ static int take_up(struct tandem *t, const sigset_t *mask, const struct tandem_e
 	return err->code;
 }
 
-int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct tandem_error *err)
+int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct td_progress *p, struct tandem_error *err)
 {
 	struct wait w = {.user = h};
 	struct tandem_handler through = {.ctx = &w, .accepted = wait_accepted, .delta = wait_delta, .finish = wait_finish, .error = wait_error};
@@ -304,6 +351,8 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 
 	if (!call)
 		return err->code;
+	loading.progress = p && !p->quiet && !tandem_info(*t)->ready ? p : NULL;
+	loading.asked = 0;
 	interrupts_catch(&before);
 	for (;;) {
 		interrupts_take(&before);
@@ -320,9 +369,11 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 			cancelled = 1;
 			tandem_cancel(*t, call, NULL);
 		} else {
-			sleep_on(*t, &before.asleep);
+			loading_ask(*t);
+			sleep_on(*t, &before.asleep, loading.progress ? LOADING_MS : -1);
 		}
 	}
+	loading_end();
 	interrupts_restore(&before);
 	if (w.done) {
 		*err = w.error;
@@ -335,36 +386,58 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 
 /* ---- texts ------------------------------------------------------------------------------------------------------------------------- */
 
-/* All of stdin, malloc'd, NUL-terminated; NULL after telling why (NUL bytes, not readable, too large). */
-static char *read_stdin(const char *command)
+/* All of a file, malloc'd, NUL-terminated; NULL after telling why (NUL bytes, not readable, too large). `name`: as the sentence calls it. */
+static char *read_all(FILE *f, const char *name, const char *command)
 {
 	size_t n = 0, size = 64 << 10, got;
 	char *text = malloc(size), *grown;
 
-	while (text && (got = fread(text + n, 1, size - n - 1, stdin)) > 0) {
+	while (text && (got = fread(text + n, 1, size - n - 1, f)) > 0) {
 		n += got;
 		if (size - n > 1)
 			continue;
-		grown = size < STDIN_MAX ? realloc(text, size *= 2) : NULL;
+		grown = size < TEXT_MAX ? realloc(text, size *= 2) : NULL;
 		if (!grown) {
-			fprintf(stderr, "tandem %s: the text on stdin is too large\n", command);
+			fprintf(stderr, "tandem %s: the text %s is too large\n", command, name);
 			free(text);
 			return NULL;
 		}
 		text = grown;
 	}
-	if (!text || ferror(stdin)) {
-		fprintf(stderr, "tandem %s: can't read stdin: %s\n", command, strerror(errno));
+	if (!text || ferror(f)) {
+		fprintf(stderr, "tandem %s: can't read the text %s: %s\n", command, name, strerror(errno));
 		free(text);
 		return NULL;
 	}
 	text[n] = '\0';
 	if (strlen(text) != n) {
-		fprintf(stderr, "tandem %s: the text on stdin has a NUL byte at %zu: it isn't text\n", command, strlen(text));
+		fprintf(stderr, "tandem %s: the text %s has a NUL byte at %zu: it isn't text\n", command, name, strlen(text));
 		free(text);
 		return NULL;
 	}
 	return text;
+}
+
+char *td_option_text(const char *text, const char *option, const char *command)
+{
+	char name[300], *all;
+	FILE *f;
+
+	if (*text != '@' || text[1] == '@') {
+		all = strdup(text + (*text == '@'));
+		if (!all)
+			fprintf(stderr, "tandem %s: no memory\n", command);
+		return all;
+	}
+	f = fopen(text + 1, "r");
+	if (!f) {
+		fprintf(stderr, "tandem %s: option --%s: can't read %s: %s\n", command, option, text + 1, strerror(errno));
+		return NULL;
+	}
+	snprintf(name, sizeof(name), "in %.255s", text + 1);
+	all = read_all(f, name, command);
+	fclose(f);
+	return all;
 }
 
 char *td_prompt_text(const struct td_list *words, const char *command)
@@ -379,7 +452,7 @@ char *td_prompt_text(const struct td_list *words, const char *command)
 	if (!words->n || i < words->n) {
 		if (isatty(STDIN_FILENO))
 			fprintf(stderr, "tandem %s: reading from the terminal, end with Ctrl-D\n", command);
-		in = read_stdin(command);
+		in = read_all(stdin, "on stdin", command);
 		if (!in || !words->n)
 			return in;
 		n += strlen(in) * words->n + 2 * words->n;

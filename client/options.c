@@ -195,6 +195,8 @@ static int option(struct place *at, const struct td_option *const *tables, char 
 		if (value)
 			return snprintf(wrong, size, "option %s takes no value", shown);
 		*(int *)o->to = o->value;
+	} else if (o->kind == TD_OPT_SECONDS && o->value && !value && !(at->i + 1 < at->argc && parse_seconds(at->argv[at->i + 1], o->to))) {
+		*(uint32_t *)o->to = UINT32_MAX;
 	} else {
 		if (!value && at->i + 1 >= at->argc)
 			return snprintf(wrong, size, "option %s needs %s", shown, o->arg);

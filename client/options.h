@@ -19,7 +19,7 @@ enum td_option_kind {
 	TD_OPT_COUNT, /* uint32_t *, 0 and up */
 	TD_OPT_SEED, /* uint64_t * */
 	TD_OPT_FLOAT, /* float * */
-	TD_OPT_SECONDS, /* uint32_t *, in milliseconds; given in seconds, fractions allowed */
+	TD_OPT_SECONDS, /* uint32_t *, in milliseconds; given in seconds, fractions allowed. value 1: may be left out, which is UINT32_MAX */
 	TD_OPT_TEXT, /* const char ** */
 	TD_OPT_LIST, /* struct td_list *, may be given several times */
 };
@@ -31,7 +31,7 @@ struct td_option {
 	const char *arg; /* what the value is called in the help text */
 	const char *help;
 	void *to;
-	int value; /* FLAG */
+	int value; /* FLAG, SECONDS */
 	uint32_t *set; /* not NULL: `bit` is added there when the option is given */
 	uint32_t bit;
 };
