@@ -148,6 +148,10 @@ static void configure(struct td_child *c)
 	o.n_tap = d->model.has_drafter ? (size_t)d->model.drafter.n_taps : 0;
 	o.tap = d->model.drafter.tap;
 	o.kv_pages = (uint32_t)d->model.kv_pages;
+	o.has_prefix_states = o.has_prefix_auto = o.has_reserve = 1;
+	o.prefix_states = (uint32_t)d->model.prefix_states;
+	o.prefix_auto = d->cfg.prefix_states == TD_AUTO;
+	o.reserve = d->drafter.pid > 0 ? 0 : td_model_drafter_bytes(&d->model, d->drafter.arena != NULL);
 	o.threads = (uint32_t)d->cfg.threads;
 	o.own = c->arena;
 	o.target = target ? target->arena : NULL;

@@ -61,9 +61,9 @@ struct td_daemon_config {
 	/* model */
 	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *trust_content;
 	/* engine */
-	char *device, *target_worker, *drafter_worker, *mps, *mps_control;
+	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache;
 	int mps_active_thread_percentage;
-	int slots, context, kv_tokens, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
+	int slots, context, kv_tokens, prefix_states, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
 	/* limits */
 	int queue, slow_reader_s;
 	int64_t output_buffer, max_frame, input_memory, resume_memory;
@@ -96,6 +96,7 @@ struct td_model {
 	const char *device; /* "cpu" or "cuda" */
 	struct td_shm_config shm;
 	int kv_pages;
+	int prefix_states; /* checkpoints of the prefix cache; 0: it is off */
 	int k, k_max; /* drafts per step: of a request that does not say, and the most of one that does; 0 without drafter */
 	char *target_worker, *drafter_worker; /* executables */
 	struct td_memplan memory;
@@ -108,6 +109,8 @@ char *td_model_beside(const char *name); /* path of something beside this execut
 /* Reads the heads of the weight files. What no other start would find different (a file or tensor that is missing, damaged, of a wrong shape) is an error;
  * that memory can't be planned for another reason is only told. */
 int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
+/* What the drafter will take of the device, its weights left out when they lie there already; 0 when that is not known. */
+uint64_t td_model_drafter_bytes(const struct td_model *m, int loaded);
 void td_model_tell_memory(const struct td_model *m); /* the plan, if there is one, into the log */
 
 /* ---- device.c ---------------------------------------------------------------------------------------------------------------------- */

@@ -15,7 +15,11 @@
 #include "daemon/daemon.h"
 #include "engine/log.h"
 
-enum { DEFAULT_CONTEXT = 4096, CPU_DRAFTS = 4, THINKING_HIDDEN = 2560 /* of the 4B model, the smallest that thinks unless told not to */ };
+enum {
+	DEFAULT_CONTEXT = 4096,
+	CPU_DRAFTS = 4,
+	THINKING_HIDDEN = 2560, /* of the 4B model, the smallest that thinks unless told not to */
+};
 
 char *td_model_beside(const char *name)
 {
@@ -198,6 +202,7 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 	if (kv / TD_PAGE > INT_MAX / 2)
 		return td_error_set(err, TD_E_INVALID, "engine.slots * engine.context is too large");
 	m->kv_pages = (int)(kv / TD_PAGE);
+	m->prefix_states = !strcmp(c->prefix_cache, "off") ? 0 : c->prefix_states == TD_AUTO ? TD_PREFIX_STATES : c->prefix_states;
 	m->shm.slots = c->slots;
 	m->shm.vocab = m->target.vocab;
 	m->shm.features = m->has_drafter ? m->drafter.n_taps * m->target.hidden : 0;
@@ -250,7 +255,8 @@ static void name_model(const struct td_daemon_config *c, struct td_model *m)
 int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
-					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm, .kv_pages = m->kv_pages};
+					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm,
+					 .pool = {.kv_pages = m->kv_pages, .prefix_states = m->prefix_states}};
 	int rc = td_memplan_make(&of, &m->memory, err);
 
 	m->memory_known = rc == 0;
@@ -259,6 +265,13 @@ int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, s
 	if (rc)
 		td_log(TD_LOG_WARN, "memory can't be planned: %s", err->text);
 	return 0;
+}
+
+uint64_t td_model_drafter_bytes(const struct td_model *m, int loaded)
+{
+	const struct td_memplan_worker *w = &m->memory.drafter;
+
+	return m->memory_known && m->has_drafter ? (loaded ? 0 : w->weights) + w->kv + w->buffers + w->context : 0;
 }
 
 /* Only told: the workers compare it with what is free, and refuse. */

@@ -1,7 +1,8 @@
 /*
  * drafter.c: the drafter's memory, and following the target's steps.
  *
- * The steps are taken strictly in order. A record that does not continue the context it names means that the two workers disagree on what is
+ * The steps are taken strictly in order, and every entry is followed, also of a request that ended meanwhile: the prefix cache lends its pages to others,
+ * who count on both workers' part of them. Only drafts for such a request are left out. A record that does not continue the context it names means that the two workers disagree on what is
  * committed: the worker ends (and both start afresh) rather than draft from a wrong context.
  */
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 
 size_t td_drafter_cache_bytes(const struct td_drafter_options *o)
 {
-	return td_drafter_kv_bytes(&o->weights->cfg, &o->shm->cfg, o->ops->act);
+	return td_drafter_kv_bytes(&o->weights->cfg, o->kv_pages, o->ops->act);
 }
 
 /* Every buffer comes from the table of engine/memplan.h: what is not there is not planned for. */
@@ -48,25 +49,18 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 
 static int take_cache(struct td_drafter *d, struct td_error *err)
 {
-	int layers = d->w->cfg.layers, pages = d->shm->cfg.context / TD_PAGE, n = d->n_slots * pages;
+	int layers = d->w->cfg.layers;
 	size_t layer = td_drafter_cache_bytes(&d->o) / (size_t)layers;
-	int32_t *table = malloc(sizeof(*table) * (size_t)n);
 
 	d->kv = calloc((size_t)layers, sizeof(*d->kv));
 	d->cache = d->ops->alloc(d->dev, layer * (size_t)layers, err);
-	if (!table || !d->kv || !d->cache) {
-		free(table);
-		return td_error_set(err, TD_E_NOMEM, "drafter: no memory for the cache of %d slots (%zu bytes): lower engine.slots or engine.context", d->n_slots,
-				    layer * (size_t)layers);
-	}
-	for (int i = 0; i < n; i++)
-		table[i] = i;
-	d->ops->upload(d->dev, d->table, table, sizeof(*table) * (size_t)n);
-	free(table);
+	if (!d->kv || !d->cache)
+		return td_error_set(err, TD_E_NOMEM, "drafter: no memory for the cache of %d pages (%zu bytes): lower engine.slots, engine.context or engine.kv_tokens",
+				    d->o.kv_pages, layer * (size_t)layers);
 	for (int i = 0; i < layers; i++) {
 		char *base = (char *)d->cache + (size_t)i * layer;
 
-		d->kv[i] = (struct td_kv){.k = base, .v = base + layer / 2, .table = d->table, .max_pages = pages};
+		d->kv[i] = (struct td_kv){.k = base, .v = base + layer / 2, .table = d->table, .max_pages = d->max_pages};
 	}
 	return 0;
 }
@@ -102,9 +96,15 @@ int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **
 	d->w = opt->weights;
 	d->shm = opt->shm;
 	d->n_slots = opt->shm->cfg.slots;
+	d->max_pages = opt->shm->cfg.context / TD_PAGE;
 	d->rows_max = opt->shm->cfg.feature_rows;
 	d->block_rows = d->n_slots * TD_BLOCK_MAX;
 	d->epoch = atomic_load(&opt->shm->epoch);
+	d->row = calloc((size_t)d->max_pages, sizeof(*d->row));
+	if (!d->row) {
+		td_drafter_destroy(d);
+		return td_error_set(err, TD_E_NOMEM, "drafter: out of host memory");
+	}
 	if ((rc = take_buffers(d, err)) || (rc = take_cache(d, err)) || (d->ops->lend && (rc = warm(d, err)))) {
 		td_drafter_destroy(d);
 		return rc;
@@ -119,13 +119,15 @@ void td_drafter_destroy(struct td_drafter *d)
 		return;
 	td_buffers_free(d->ops, d->dev, d->buffer, TD_DRAFTER_BUFFERS);
 	d->ops->free(d->dev, d->cache);
+	free(d->row);
 	free(d->kv);
 	free(d);
 }
 
 /* ---- steps -------------------------------------------------------------------------------------------------------------------------- */
 
-/* An entry is alive when the slot still holds the request it names: otherwise the target ended it after the record was written. */
+/* An entry is alive when the slot still holds the request it names: otherwise the target ended it after the record was written, and tandemd may be
+ * writing the next one's settings there. */
 static int alive(struct td_drafter *d, const struct td_step_entry *e)
 {
 	const struct td_slot_area *a = td_shm_slot(d->shm, e->slot);
@@ -136,14 +138,31 @@ static int alive(struct td_drafter *d, const struct td_step_entry *e)
 static int entry_check(const struct td_drafter *d, const struct td_step *s, const struct td_step_entry *e, struct td_error *err)
 {
 	const struct td__context *c = &d->context[e->slot];
+	int expected = e->begins ? e->pos0 : c->request == e->request ? c->fed : -1;
 
-	if (e->row0 < 0 || e->rows < 1 || e->row0 + e->rows > s->n_rows || e->draft < 0 || e->draft >= d->w->cfg.block ||
+	if (e->pos0 < 0 || e->pos0 > d->shm->cfg.context || e->row0 < 0 || e->rows < 1 || e->row0 + e->rows > s->n_rows || e->draft < 0 || e->draft >= d->w->cfg.block ||
 	    e->pos0 + e->rows > d->shm->cfg.context)
 		return td_error_set(err, TD_E_INTERNAL, "drafter: step %u names rows %d+%d of %d, position %d, %d drafts: out of range", s->number, e->row0,
 				    e->rows, s->n_rows, e->pos0, e->draft);
-	if (e->pos0 != (c->request == e->request ? c->fed : 0))
+	if (e->pos0 != expected)
 		return td_error_set(err, TD_E_INTERNAL, "drafter: step %u continues request %llu at position %d, its context ends at %d", s->number,
-				    (unsigned long long)e->request, e->pos0, c->request == e->request ? c->fed : 0);
+				    (unsigned long long)e->request, e->pos0, expected);
+	return 0;
+}
+
+/* A request begins: the pages of its slot, from beside the step record, and how it samples. What the target wrote is checked: pages are indices. */
+static int begin(struct td_drafter *d, const struct td_step *s, const struct td_step_entry *e, struct td_error *err)
+{
+	const int32_t *table = td_shm_table(d->shm, s->number, e->slot);
+
+	for (int i = 0; i < d->max_pages; i++) {
+		d->row[i] = table[i];
+		if (d->row[i] < 0 || d->row[i] >= d->o.kv_pages)
+			return td_error_set(err, TD_E_INTERNAL, "drafter: step %u gives slot %d page %d of %d", s->number, e->slot, d->row[i], d->o.kv_pages);
+	}
+	d->context[e->slot] = (struct td__context){.request = e->request, .fed = e->pos0};
+	d->ops->upload(d->dev, d->table + (size_t)e->slot * (size_t)d->max_pages, d->row, sizeof(*d->row) * (size_t)d->max_pages);
+	d->ops->upload(d->dev, d->sampling + e->slot, &td_shm_slot(d->shm, e->slot)->sampling, sizeof(*d->sampling));
 	return 0;
 }
 
@@ -158,7 +177,8 @@ static void batch_add(struct td_batch *b, struct td_seq *seq, int slot, int row0
 		b->max_ctx = pos0 + rows;
 }
 
-static int follow(struct td_drafter *d, const struct td_step *s, struct td_error *err)
+/* *drafted: somebody got drafts. */
+static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, struct td_error *err)
 {
 	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
 	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
@@ -172,17 +192,11 @@ static int follow(struct td_drafter *d, const struct td_step *s, struct td_error
 		if (e->slot < 0 || e->slot >= d->n_slots)
 			return td_error_set(err, TD_E_INTERNAL, "drafter: step %u names slot %d", s->number, e->slot);
 		c = &d->context[e->slot];
-		if (!alive(d, e))
-			continue;
-		if ((rc = entry_check(d, s, e, err)))
+		if ((rc = entry_check(d, s, e, err)) || (e->begins && (rc = begin(d, s, e, err))))
 			return rc;
-		if (c->request != e->request) {
-			*c = (struct td__context){.request = e->request};
-			d->ops->upload(d->dev, d->sampling + e->slot, &td_shm_slot(d->shm, e->slot)->sampling, sizeof(*d->sampling));
-		}
 		batch_add(&append, append_seq, e->slot, e->row0, e->rows, e->pos0);
 		c->fed += e->rows;
-		if (e->draft)
+		if (e->draft && alive(d, e))
 			batch_add(&block, block_seq, e->slot, block.n_rows, e->draft + 1, c->fed);
 	}
 	td_fault_spot("drafter.step");
@@ -191,6 +205,7 @@ static int follow(struct td_drafter *d, const struct td_step *s, struct td_error
 		d->ops->batch_set(d->dev, &append);
 		td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));
 	}
+	*drafted = block.n_seq > 0;
 	if (block.n_seq) {
 		d->ops->batch_set(d->dev, &block);
 		td__drafter_block(d, &block);
@@ -216,7 +231,7 @@ int td_drafter_work(struct td_drafter *d, struct td_error *err)
 {
 	uint64_t target = atomic_load(&d->shm->target.value), next = td_step_value(d->epoch, d->step + 1), before = td_now_us();
 	const struct td_step *s = &d->shm->step[(d->step + 1) % TD_STEPS];
-	int rc;
+	int rc, drafted;
 
 	if (atomic_load(&d->shm->epoch) != d->epoch) {
 		reset(d);
@@ -226,12 +241,14 @@ int td_drafter_work(struct td_drafter *d, struct td_error *err)
 		return 0;
 	if (s->epoch != d->epoch || s->number != d->step + 1 || s->n_entries < 0 || s->n_entries > d->n_slots || s->n_rows > d->rows_max)
 		return td_error_set(err, TD_E_INTERNAL, "drafter: expected the record of step %u, found that of step %u", d->step + 1, s->number);
-	if ((rc = follow(d, s, err)))
+	if ((rc = follow(d, s, &drafted, err)))
 		return rc;
 	d->step++;
+	before = td_now_us() - before;
 	atomic_fetch_add(&d->shm->stats_drafter.progress, 1);
 	atomic_fetch_add(&d->shm->stats_drafter.steps, 1);
-	atomic_fetch_add(&d->shm->stats_drafter.step_us, td_now_us() - before);
+	atomic_fetch_add(&d->shm->stats_drafter.step_us, before);
+	atomic_fetch_add(&d->shm->stats_drafter.draft_us, drafted ? before : 0);
 	d->ops->flag_set(d->dev, &d->shm->drafter, next, &d->shm->bell_target); /* last: the target may take this processor at once */
 	return 1;
 }

@@ -23,7 +23,9 @@ struct td_drafter {
 	struct td__context context[TD_SLOTS_MAX];
 
 	struct td_tensor buffer[TD_DRAFTER_BUFFERS]; /* owns what the fields below name, cache and kv excepted */
-	int32_t *table; /* device (slots, pages): slot s owns pages s*pages.. for good */
+	int max_pages;
+	int32_t *table; /* device (slots, max_pages): as the target gave them when the slot's request began */
+	int32_t *row; /* host (max_pages): a slot's pages, once checked */
 	struct td_kv *kv; /* per layer */
 	void *cache;
 	int32_t *ids; /* device (block_rows) */

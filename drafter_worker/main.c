@@ -14,6 +14,7 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 {
 	struct td_drafter_weights *weights = NULL;
 	struct td_load how = td_worker_how(w);
+	const struct td_pool pool = {.kv_pages = (int)w->cfg->kv_pages};
 	struct td_memplan_worker plan;
 	struct td_arena kept;
 	struct td_error err;
@@ -24,8 +25,8 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 		*imported = 0;
 	}
 	if (*imported)
-		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &plan);
-	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &plan, &err))
+		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &pool, &plan);
+	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &pool, &plan, &err))
 		td_worker_fail(w, &err);
 	td_worker_fits(w, &plan);
 	td_fault_spot("drafter.load");
@@ -107,7 +108,7 @@ int main(int argc, char **argv)
 	td_fault_spot("drafter.start");
 	weights = load(&w, &imported, fingerprint);
 	opt = (struct td_drafter_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
-					  .vocab_real = (int)w.cfg->vocab_real};
+					  .kv_pages = (int)w.cfg->kv_pages, .vocab_real = (int)w.cfg->vocab_real};
 	map_target(&w, &opt, &arena);
 	check_pair(&w, &arena, &weights->cfg);
 	if (td_drafter_create(&opt, &d, &err))

@@ -108,13 +108,14 @@ void td_buffers_free(const struct td_ops *ops, struct td_dev *dev, struct td_ten
 
 /* ---- caches ------------------------------------------------------------------------------------------------------------------------------- */
 
-struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, int kv_pages, enum td_dtype type, char *base,
-					     struct td_kv *kv, struct td_gdn_state *gdn)
+struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, const struct td_pool *pool, enum td_dtype type,
+					     char *base, struct td_kv *kv, struct td_gdn_state *gdn)
 {
 	struct td_cache_bytes used = { 0 };
-	size_t act = td_dtype_size(type), slots = (size_t)s->slots;
+	size_t act = td_dtype_size(type), slots = (size_t)s->slots, states = (size_t)pool->prefix_states;
 	size_t channels = 2 * (size_t)c->k_heads * (size_t)c->k_dim + (size_t)c->v_heads * (size_t)c->v_dim;
 	size_t page = (size_t)c->kv_heads * TD_PAGE * (size_t)c->head_dim * act;
+	size_t matrix = (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float), tail = TD_CONV_TAIL * channels * act;
 
 #define PLACE(part, field, bytes) \
 	do { \
@@ -124,11 +125,12 @@ struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, c
 	} while (0)
 	for (int i = 0; i < c->layers; i++) {
 		if (c->full_attention[i]) {
-			PLACE(kv, kv[i].k, page * (size_t)kv_pages);
-			PLACE(kv, kv[i].v, page * (size_t)kv_pages);
+			PLACE(kv, kv[i].k, page * (size_t)pool->kv_pages);
+			PLACE(kv, kv[i].v, page * (size_t)pool->kv_pages);
 		} else {
-			PLACE(state, gdn[i].s, slots * (size_t)c->v_heads * (size_t)c->k_dim * (size_t)c->v_dim * sizeof(float));
-			PLACE(state, gdn[i].tail, slots * TD_CONV_TAIL * channels * act);
+			PLACE(state, gdn[i].s, (slots + states) * matrix);
+			PLACE(state, gdn[i].tail, (slots + states) * tail);
+			used.prefix += states * (matrix + tail);
 			PLACE(state, gdn[i].ring_m, slots * TD_BLOCK_MAX * channels * act);
 			PLACE(state, gdn[i].ring_ba, slots * TD_BLOCK_MAX * 2 * (size_t)c->v_heads * sizeof(float));
 		}
@@ -137,37 +139,40 @@ struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, c
 	return used;
 }
 
-size_t td_drafter_kv_bytes(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act)
+size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum td_dtype act)
 {
-	return (size_t)c->layers * 2 * (size_t)s->slots * (size_t)s->context * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
+	return (size_t)c->layers * 2 * (size_t)kv_pages * TD_PAGE * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
 }
 
 /* ---- the plan ----------------------------------------------------------------------------------------------------------------------------- */
 
-void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w)
+void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
+			    struct td_memplan_worker *w)
 {
-	struct td_cache_bytes cache = td_target_cache_layout(c, s, kv_pages, act, NULL, NULL, NULL);
+	struct td_cache_bytes cache = td_target_cache_layout(c, s, pool, act, NULL, NULL, NULL);
 	struct td_tensor b[TD_TARGET_BUFFERS];
 
 	memset(w, 0, sizeof(*w));
 	td_target_buffers(c, s, act, b);
 	w->kv = cache.kv;
-	w->state = cache.state;
+	w->state = cache.state - cache.prefix;
+	w->prefix = cache.prefix;
 	w->buffers = sum(b, TD_TARGET_BUFFERS);
 }
 
-void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w)
+void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
+			     struct td_memplan_worker *w)
 {
 	struct td_tensor b[TD_DRAFTER_BUFFERS];
 
 	memset(w, 0, sizeof(*w));
 	td_drafter_buffers(c, s, act, b);
-	w->kv = td_drafter_kv_bytes(c, s, act);
+	w->kv = td_drafter_kv_bytes(c, pool->kv_pages, act);
 	w->buffers = sum(b, TD_DRAFTER_BUFFERS);
 }
 
-int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w,
-		      struct td_error *err)
+int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+		      struct td_memplan_worker *w, struct td_error *err)
 {
 	struct td_target_config c;
 	size_t weights = 0;
@@ -176,12 +181,13 @@ int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, con
 	memset(w, 0, sizeof(*w));
 	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, expand, &weights, err)))
 		return rc;
-	td_memplan_target_rest(&c, ops->act, s, kv_pages, w);
+	td_memplan_target_rest(&c, ops->act, s, pool, w);
 	w->weights = weights;
 	return 0;
 }
 
-int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, struct td_memplan_worker *w, struct td_error *err)
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+		       struct td_memplan_worker *w, struct td_error *err)
 {
 	struct td_drafter_config c;
 	size_t weights = 0;
@@ -190,22 +196,22 @@ int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, co
 	memset(w, 0, sizeof(*w));
 	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, expand, &weights, err)))
 		return rc;
-	td_memplan_drafter_rest(&c, ops->act, s, w);
+	td_memplan_drafter_rest(&c, ops->act, s, pool, w);
 	w->weights = weights;
 	return 0;
 }
 
 static uint64_t worker_sum(const struct td_memplan_worker *w)
 {
-	return w->weights + w->kv + w->state + w->buffers;
+	return w->weights + w->kv + w->state + w->prefix + w->buffers;
 }
 
 static int whole(const struct td_memplan_of *of, const struct td_ops *ops, struct td_memplan *p, struct td_error *err)
 {
-	int rc = td_memplan_target(ops, of->target_dir, of->expand, &of->shm, of->kv_pages, &p->target, err);
+	int rc = td_memplan_target(ops, of->target_dir, of->expand, &of->shm, &of->pool, &p->target, err);
 
 	if (!rc && of->drafter_dir)
-		rc = td_memplan_drafter(ops, of->drafter_dir, of->expand, &of->shm, &p->drafter, err);
+		rc = td_memplan_drafter(ops, of->drafter_dir, of->expand, &of->shm, &of->pool, &p->drafter, err);
 	if (rc)
 		return rc;
 	p->exchange = td_exchange_bytes(&of->shm, ops->act);
@@ -224,7 +230,7 @@ int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct
 	memset(p, 0, sizeof(*p));
 	more.shm.slots++;
 	more.shm.feature_rows = max(more.shm.feature_rows, more.shm.slots * TD_BLOCK_MAX);
-	more.kv_pages += more.shm.context / TD_PAGE;
+	more.pool.kv_pages += more.shm.context / TD_PAGE;
 	if ((rc = whole(of, &ops, p, err)) || (rc = whole(&more, &ops, &next, err)))
 		return rc;
 	p->per_slot = next.all - p->all;
@@ -236,6 +242,18 @@ int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct
 	return 0;
 }
 
+int td_memplan_states(const struct td_memplan_worker *w, int states, uint64_t free_bytes, uint64_t reserve)
+{
+	uint64_t rest = worker_sum(w) - w->prefix + reserve, fit;
+
+	if (!states || !w->prefix)
+		return states;
+	if (rest >= free_bytes)
+		return 0;
+	fit = (free_bytes - rest) / (w->prefix / (uint64_t)states);
+	return fit < (uint64_t)states ? (int)fit : states;
+}
+
 int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err)
 {
 	uint64_t need = worker_sum(w);
@@ -243,9 +261,10 @@ int td_memplan_check(const char *who, const struct td_memplan_worker *w, int exp
 	if (need <= free_bytes)
 		return 0;
 	return td_error_set(err, TD_E_NOMEM,
-			    "%s: needs %.2f GiB on the device (weights %.2f, KV cache %.2f, state %.2f, buffers %.2f), but %.2f of its %.2f GiB are free: %s", who,
-			    (double)need / GIB, (double)w->weights / GIB, (double)w->kv / GIB, (double)w->state / GIB, (double)w->buffers / GIB,
-			    (double)free_bytes / GIB, (double)total_bytes / GIB,
+			    "%s: needs %.2f GiB on the device (weights %.2f, KV cache %.2f, state %.2f, checkpoints %.2f, buffers %.2f), but %.2f of its %.2f GiB are "
+			    "free: %s", who,
+			    (double)need / GIB, (double)w->weights / GIB, (double)w->kv / GIB, (double)w->state / GIB, (double)w->prefix / GIB,
+			    (double)w->buffers / GIB, (double)free_bytes / GIB, (double)total_bytes / GIB,
 			    w->weights <= free_bytes ? "lower engine.slots, engine.context or engine.kv_tokens" :
 			    expand ? "set model.weights = file, or take a smaller model" : "take a smaller model, or end other programs that use the device");
 }
@@ -254,14 +273,16 @@ int td_memplan_check(const char *who, const struct td_memplan_worker *w, int exp
 
 static void worker_text(const char *who, const struct td_memplan_worker *w, char *text)
 {
-	char state[48] = "", context[48] = "";
+	char state[48] = "", prefix[64] = "", context[48] = "";
 
 	if (w->state)
 		snprintf(state, sizeof(state), ", state %.1f", (double)w->state / MIB);
+	if (w->prefix)
+		snprintf(prefix, sizeof(prefix), ", checkpoints of prefixes %.1f", (double)w->prefix / MIB);
 	if (w->context)
 		snprintf(context, sizeof(context), ", context about %.0f", (double)w->context / MIB);
-	snprintf(text, TD_MEMPLAN_TEXT, "%s: %.1f MiB (weights %.1f, KV cache %.1f%s, buffers %.1f%s)", who, (double)(worker_sum(w) + w->context) / MIB,
-		 (double)w->weights / MIB, (double)w->kv / MIB, state, (double)w->buffers / MIB, context);
+	snprintf(text, TD_MEMPLAN_TEXT, "%s: %.1f MiB (weights %.1f, KV cache %.1f%s%s, buffers %.1f%s)", who, (double)(worker_sum(w) + w->context) / MIB,
+		 (double)w->weights / MIB, (double)w->kv / MIB, state, prefix, (double)w->buffers / MIB, context);
 }
 
 void td_memplan_text(const struct td_memplan *p, char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT])

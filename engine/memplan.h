@@ -36,18 +36,28 @@ static inline size_t td_buffer_bytes(struct td_tensor b)
 int td_buffers_take(const char *who, const struct td_ops *ops, struct td_dev *dev, int slots, struct td_tensor *b, int n, struct td_error *err);
 void td_buffers_free(const struct td_ops *ops, struct td_dev *dev, struct td_tensor *b, int n);
 
+/* What the pool of pages and the prefix cache hold. */
+enum { TD_PREFIX_STATES = 16 }; /* by default: conversations whose next turn is quick; 49 MiB each for the 4B model */
+struct td_pool {
+	int kv_pages; /* of TD_PAGE tokens, shared by the slots */
+	int prefix_states; /* checkpoints of recurrent state; 0: no prefix cache */
+};
 struct td_cache_bytes {
 	size_t kv, state; /* one allocation of kv + state bytes */
+	size_t prefix; /* of state: the checkpoints */
 };
-/* Bytes, and with base not NULL the places inside: per layer either k and v pages or recurrent state. */
-struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, int kv_pages, enum td_dtype act, char *base,
-					     struct td_kv *kv, struct td_gdn_state *gdn);
-size_t td_drafter_kv_bytes(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act); /* a multiple of 2 * layers: k, v of each */
+/* Bytes, and with base not NULL the places inside: per layer either k and v pages or recurrent state. `s` and `tail` of the state have rows for the
+ * slots, then one for each checkpoint. */
+struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, const struct td_shm_config *s, const struct td_pool *pool, enum td_dtype act,
+					     char *base, struct td_kv *kv, struct td_gdn_state *gdn);
+/* The drafter's pool has the target's pages, by the same numbers. A multiple of 2 * layers: k, v of each. */
+size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum td_dtype act);
 
 /* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */
 
 struct td_memplan_worker {
 	uint64_t weights, kv, state, buffers;
+	uint64_t prefix; /* target: checkpoints of the prefix cache */
 	uint64_t context; /* of the device, before any of the above: 0 on the CPU */
 };
 
@@ -63,17 +73,22 @@ struct td_memplan_of {
 	const char *device; /* "cpu", "cuda" */
 	int expand; /* struct td_load */
 	struct td_shm_config shm;
-	int kv_pages;
+	struct td_pool pool;
 };
 int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct td_error *err);
 
 /* One worker's part, for its own backend. */
-int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w,
-		      struct td_error *err);
-int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, struct td_memplan_worker *w, struct td_error *err);
+int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+		      struct td_memplan_worker *w, struct td_error *err);
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+		       struct td_memplan_worker *w, struct td_error *err);
 /* The same without weights, for an arena that is there already. */
-void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, int kv_pages, struct td_memplan_worker *w);
-void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, struct td_memplan_worker *w);
+void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
+			    struct td_memplan_worker *w);
+void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
+			     struct td_memplan_worker *w);
+/* How many of the plan's `states` checkpoints fit beside the rest, when `reserve` bytes of what is free are for others. */
+int td_memplan_states(const struct td_memplan_worker *w, int states, uint64_t free_bytes, uint64_t reserve);
 /* TD_E_NOMEM with what to lower when the worker's part (its context is taken already) is larger than what is free. */
 int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err);
 

@@ -1,9 +1,9 @@
 /*
  * shm.c: creating, checking and mapping the shared memory; rings and bells.
  *
- * Layout: struct td_shm, slot areas, token ids, exchange region (CPU backend), each at a multiple of a page. It follows from the configuration
- * alone, so whoever maps the memory computes it again and compares: a header that lies is refused, not trusted. The memfd is sealed against
- * shrinking and growing, since a page that vanishes under a mapping kills its reader with SIGBUS, tandemd included.
+ * Layout: struct td_shm, slot areas, token ids, grammars, pages beside the step records, exchange region (CPU backend), each at a multiple of a
+ * page. It follows from the configuration alone, so whoever maps the memory computes it again and compares: a header that lies is refused, not
+ * trusted. The memfd is sealed against shrinking and growing, since a page that vanishes under a mapping kills its reader with SIGBUS, tandemd included.
  * Sizes of mappings are kept in private memory: a header that is overwritten later cannot make td_shm_unmap unmap something else.
  */
 #include "engine/shm.h"
@@ -101,7 +101,7 @@ struct head {
 	uint32_t magic, version;
 	uint64_t size;
 	struct td_shm_config cfg;
-	uint64_t off_slots, off_ids, off_grammar, off_exchange;
+	uint64_t off_slots, off_ids, off_grammar, off_table, off_exchange;
 };
 _Static_assert(offsetof(struct td_shm, off_exchange) == offsetof(struct head, off_exchange) && offsetof(struct td_shm, cfg) == offsetof(struct head, cfg),
 	       "struct head is the beginning of struct td_shm");
@@ -118,7 +118,8 @@ static struct head layout(const struct td_shm_config *cfg)
 	h.off_slots = round_up(sizeof(struct td_shm), ALIGN);
 	h.off_ids = round_up(h.off_slots + slots * sizeof(struct td_slot_area), ALIGN);
 	h.off_grammar = round_up(h.off_ids + slots * (uint64_t)cfg->context * sizeof(int32_t), ALIGN);
-	h.off_exchange = h.off_grammar + slots * TD_GRAMMAR_MAX;
+	h.off_table = h.off_grammar + slots * TD_GRAMMAR_MAX;
+	h.off_exchange = round_up(h.off_table + TD_STEPS * slots * (uint64_t)(cfg->context / TD_PAGE) * sizeof(int32_t), ALIGN);
 	h.size = h.off_exchange + (cfg->host_exchange ? td_exchange_bytes(cfg, TD_F32) : 0);
 	return h;
 }
@@ -221,7 +222,8 @@ int td_shm_map(int fd, struct td_shm **shm, struct td_error *err)
 	if (rc)
 		return rc;
 	want = layout(&head.cfg);
-	if (head.size != want.size || head.off_slots != want.off_slots || head.off_ids != want.off_ids || head.off_grammar != want.off_grammar || head.off_exchange != want.off_exchange)
+	if (head.size != want.size || head.off_slots != want.off_slots || head.off_ids != want.off_ids || head.off_grammar != want.off_grammar ||
+	    head.off_table != want.off_table || head.off_exchange != want.off_exchange)
 		return td_error_set(err, TD_E_FORMAT, "shared memory: offsets or size do not follow from its configuration");
 	if ((uint64_t)st.st_size != want.size)
 		return td_error_set(err, TD_E_FORMAT, "shared memory: it has %lld bytes, its header says %llu", (long long)st.st_size,

@@ -11,6 +11,9 @@
  * to its KV cache, drafts for the entries that ask for it, then sets flag `drafter` to the same value. Before the target reuses a buffer or a step
  * record of step n it waits for drafter >= n. A request is ready to be verified when drafter >= the step that asked for its draft.
  * Without a drafter process (`drafter_present` 0) nobody waits and nothing is written for it.
+ * Both workers number their KV pages alike: where an entry begins a request, the pages of its slot lie beside the record (td_shm_table), under the same
+ * protection. So a page that several requests share holds both workers' keys and values; the drafter follows every entry, also of requests that
+ * ended meanwhile, lest it leave a hole in such a page.
  *
  * Epochs. tandemd raises the epoch when a worker died: it stores the new epoch, poisons both flags of the old one (TD_FLAG_POISON) and rings
  * the bells. A survivor drops all requests when it sees the epoch change, answers RESET_DONE with the new epoch, and numbers its steps from 1.
@@ -27,7 +30,7 @@
 #include "kernels/kernels.h"
 
 enum {
-	TD_SHM_VERSION = 3,
+	TD_SHM_VERSION = 4,
 	TD_STEPS = 4,
 	TD_FEATURE_BUFS = 2,
 	TD_RING_RECORDS = 4096,
@@ -120,7 +123,8 @@ struct td_step_entry {
 	uint64_t request;
 	int32_t slot;
 	int32_t row0, rows; /* rows of the feature buffer to append, at positions pos0.. */
-	int32_t pos0; /* 0: a new request begins in this slot */
+	int32_t pos0;
+	int32_t begins; /* 1: a new request begins in this slot; what lies before pos0 is in its pages already */
 	int32_t draft; /* drafts wanted after appending (k); 0 = none. Anchor = position pos0 + rows, token anchor[slot] */
 };
 
@@ -140,7 +144,11 @@ struct td_worker_stats { /* written by the worker alone, read by tandemd at leis
 	_Atomic uint64_t wait_us; /* target: from the end of a step to the start of the verify that needed its drafts; less the drafter's step_us it is the channels' cost */
 	_Atomic uint64_t prefill_tokens, prefill_us;
 	_Atomic uint64_t commit_us; /* target: after the forward: accept, records */
-	char pad[192 - 8 * 8];
+	_Atomic uint64_t draft_us; /* drafter: of step_us, the steps that drafted */
+	/* target, prefix cache: requests that asked, of these found something, tokens found, pages evicted; now: pages that only the cache holds, states */
+	_Atomic uint64_t prefix_lookups, prefix_hits, prefix_hit_tokens, prefix_evicted;
+	_Atomic uint64_t prefix_pages, prefix_states, prefix_states_max;
+	char pad[192 - 8 * 16];
 };
 
 struct td_shm_config { /* fixed at creation */
@@ -155,7 +163,7 @@ struct td_shm {
 	uint32_t magic, version;
 	uint64_t size;
 	struct td_shm_config cfg;
-	uint64_t off_slots, off_ids, off_grammar, off_exchange;
+	uint64_t off_slots, off_ids, off_grammar, off_table, off_exchange;
 	_Alignas(128) _Atomic uint32_t epoch;
 	_Atomic uint32_t drafter_present;
 	_Alignas(128) struct td_flag target, drafter; /* last step done by each */
@@ -191,6 +199,13 @@ static inline int32_t *td_shm_ids(struct td_shm *shm, int slot)
 static inline uint8_t *td_shm_grammar(struct td_shm *shm, int slot)
 {
 	return (uint8_t *)shm + shm->off_grammar + (size_t)slot * TD_GRAMMAR_MAX;
+}
+/* The pages of a slot whose request begins in step record `step` (a number modulo TD_STEPS): int32_t[context / TD_PAGE]. */
+static inline int32_t *td_shm_table(struct td_shm *shm, uint32_t step, int slot)
+{
+	size_t row = (step % TD_STEPS) * (size_t)shm->cfg.slots + (size_t)slot;
+
+	return (int32_t *)((char *)shm + shm->off_table) + row * (size_t)(shm->cfg.context / TD_PAGE);
 }
 static inline uint64_t td_step_value(uint32_t epoch, uint32_t number)
 {

@@ -5,6 +5,7 @@
 #define TD_TARGET_INTERNAL_H
 
 #include "engine/memplan.h"
+#include "target_worker/prefix.h"
 #include "target_worker/target.h"
 
 enum td__phase {
@@ -30,9 +31,15 @@ struct td__slot {
 	uint32_t commits; /* since START: index of the verdict area */
 	uint64_t commit_sequence[TD_VERDICTS]; /* ring sequence of the last commits */
 	uint64_t order; /* of arrival: prefill goes first come, first served */
+	uint64_t owed_us; /* used since the last record: told with the next */
+	int begun; /* the drafter knows of it */
+	/* prefix cache */
+	int cache; /* takes part: its units are put there as they are computed */
+	int looked; /* for good: its first rows were planned */
+	uint64_t tenant;
+	struct td__place place, began_at; /* of the units fed so far; of the checkpoint that it began with */
+	int branch_edge, last_edge; /* tokens: where checkpoints are wanted; 0 = nowhere */
 };
-
-struct td__pages; /* pages.c */
 
 struct td_target {
 	struct td_target_options o;
@@ -48,9 +55,12 @@ struct td_target {
 	struct td__slot slot[TD_SLOTS_MAX];
 
 	struct td__pages *pages;
+	struct td__prefix *prefix; /* NULL: no prefix cache */
+	uint64_t evicted_before; /* by predecessors of this process */
+	uint64_t draft_us; /* of the drafter, as charged so far */
 	int32_t *table; /* device (slots, max_pages) */
 	struct td_kv *kv; /* per layer; unused entries of linear layers are zero */
-	struct td_gdn_state *gdn; /* per layer */
+	struct td_gdn_state *gdn; /* per layer; s and tail: slots, then checkpoints */
 	void *cache; /* the one allocation behind kv and gdn */
 
 	struct td_tensor buffer[TD_TARGET_BUFFERS]; /* owns what the fields below name */
@@ -63,13 +73,19 @@ struct td_target {
 	int32_t *ids_host; /* (rows_max) */
 };
 
-/* pages.c: which pages of the pool belong to which slot */
-struct td__pages *td__pages_create(int n_pages, int slots, int max_pages);
-void td__pages_destroy(struct td__pages *p);
-/* Gives the slot n pages; 0, or -1 and nothing taken when the pool has too few. Row of the table: td__pages_row. */
-int td__pages_take(struct td__pages *p, int slot, int n);
-void td__pages_release(struct td__pages *p, int slot);
-const int32_t *td__pages_row(const struct td__pages *p, int slot);
+/* target.c */
+void td__target_table(struct td_target *t, int slot); /* the slot's row of the page table, to the device */
+
+/* cache.c: the prefix cache */
+int td__prefill_unit(const struct td_target *t); /* tokens */
+int td__cache_create(struct td_target *t, struct td_error *err);
+void td__cache_clear(struct td_target *t);
+/* A request starts: pages and state of the longest known beginning of its prompt; `fed` says how long that is. Its slot holds no page yet. */
+void td__cache_start(struct td_target *t, int slot);
+void td__cache_begin(struct td_target *t, int slot); /* its first rows are planned: looks again, says what was found */
+int td__cache_room(struct td_target *t, int n); /* evicts until n pages are free; -1 when that can't be */
+int td__cache_edge(const struct td__slot *s); /* where the part of the prompt that is fed next must end at the latest */
+void td__cache_grow(struct td_target *t, int slot, int from); /* prompt rows from..fed are computed */
 
 /* forward.c: rows of the batch through all layers; x holds the residual stream at the end, features (if features.data) the tapped outputs */
 void td__target_forward(struct td_target *t, const struct td_batch *b, struct td_tensor features);
@@ -87,7 +103,12 @@ int td__target_decode_ready(const struct td_target *t); /* 0 none, 1 ready, -1 w
 void td__target_push(struct td_target *t, struct td_record *rec);
 void td__target_notify(struct td_target *t);
 void td__target_end(struct td_target *t, int slot, enum td_finish reason);
+/* Device time of a slot's part in a step: the verify, and the draft that it verified. */
+struct td__cost {
+	uint64_t step_us; /* of the whole step */
+	uint64_t rows_us, draft_us; /* this slot's share */
+};
 /* Commits the verdict of a slot: records, stop ids, lengths. drafted < 0: the first token, of a prefill. Returns tokens committed; the slot may be free afterwards. */
-int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v, int drafted, uint32_t us);
+int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v, int drafted, const struct td__cost *cost);
 
 #endif

@@ -8,7 +8,26 @@
 #include "engine/worker.h"
 #include "target_worker/target.h"
 
-static struct td_target_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
+/* The prefix cache takes what is free, up to what was planned, where the setting leaves that open: a service with fewer checkpoints is better than none. */
+static void fit_states(struct td_worker *w, struct td_memplan_worker *plan, struct td_pool *pool)
+{
+	uint64_t free_bytes, total_bytes, per_state;
+	struct td_error err;
+	int fit;
+
+	if (!w->cfg->prefix_auto || !pool->prefix_states || w->ops->memory(w->dev, &free_bytes, &total_bytes, &err))
+		return;
+	fit = td_memplan_states(plan, pool->prefix_states, free_bytes, w->cfg->reserve);
+	if (fit == pool->prefix_states)
+		return;
+	per_state = plan->prefix / (uint64_t)pool->prefix_states;
+	td_log(TD_LOG_WARN, "memory is short: the prefix cache gets %d checkpoints instead of %d (%.1f MiB each)", fit, pool->prefix_states,
+	       (double)per_state / (1 << 20));
+	plan->prefix = per_state * (uint64_t)fit;
+	pool->prefix_states = fit;
+}
+
+static struct td_target_weights *load(struct td_worker *w, struct td_pool *pool, int *imported, char fingerprint[256])
 {
 	struct td_target_weights *weights = NULL;
 	struct td_load how = td_worker_how(w);
@@ -22,9 +41,10 @@ static struct td_target_weights *load(struct td_worker *w, int *imported, char f
 		*imported = 0;
 	}
 	if (*imported)
-		td_memplan_target_rest(&weights->cfg, w->ops->act, &w->shm->cfg, (int)w->cfg->kv_pages, &plan);
-	else if (td_memplan_target(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, (int)w->cfg->kv_pages, &plan, &err))
+		td_memplan_target_rest(&weights->cfg, w->ops->act, &w->shm->cfg, pool, &plan);
+	else if (td_memplan_target(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, pool, &plan, &err))
 		td_worker_fail(w, &err);
+	fit_states(w, &plan, pool);
 	td_worker_fits(w, &plan);
 	td_fault_spot("target.load");
 	if (!*imported && td_target_weights_load(w->ops, w->dev, w->cfg->model_dir, &how, &weights, fingerprint, &err))
@@ -48,6 +68,7 @@ int main(int argc, char **argv)
 	struct td_target_options opt = {0};
 	struct td_target_weights *weights;
 	struct td_target *t;
+	struct td_pool pool;
 	struct td_error err;
 	char fingerprint[256];
 	int imported, tap[TD_TAPS_MAX];
@@ -56,9 +77,10 @@ int main(int argc, char **argv)
 	if (td_fault("target.exit"))
 		exit(0);
 	td_fault_spot("target.start");
-	weights = load(&w, &imported, fingerprint);
+	pool = (struct td_pool){.kv_pages = (int)w.cfg->kv_pages, .prefix_states = (int)w.cfg->prefix_states};
+	weights = load(&w, &pool, &imported, fingerprint);
 	opt = (struct td_target_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
-					 .n_taps = td_worker_taps(&w, &weights->cfg, tap), .tap = tap, .kv_pages = (int)w.cfg->kv_pages,
+					 .n_taps = td_worker_taps(&w, &weights->cfg, tap), .tap = tap, .pool = pool,
 					 .vocab_real = (int)w.cfg->vocab_real};
 	if (td_target_create(&opt, &t, &err))
 		td_worker_fail(&w, &err);

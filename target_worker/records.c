@@ -63,11 +63,11 @@ static void verdict_write(struct td_target *t, struct td__slot *s, struct td_slo
 	memcpy(&area->verdict[s->commits % TD_VERDICTS], v, sizeof(*v));
 }
 
-int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v, int drafted, uint32_t us)
+int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v, int drafted, const struct td__cost *cost)
 {
 	struct td__slot *s = &t->slot[slot];
 	struct td_slot_area *area = td_shm_slot(t->shm, slot);
-	struct td_record rec = {.kind = TD_REC_COMMIT, .slot = (uint16_t)slot, .request = s->request, .a = (uint32_t)s->total, .us_step = us};
+	struct td_record rec = {.kind = TD_REC_COMMIT, .slot = (uint16_t)slot, .request = s->request, .a = (uint32_t)s->total};
 	int n = 0, stopped = 0;
 
 	while (n < v->n && !stopped && s->total + n < s->max_total) {
@@ -79,6 +79,12 @@ int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v,
 	rec.accepted = (uint16_t)(drafted > 0 ? (v->n - 1 < n ? v->n - 1 : n) : 0);
 	rec.reason = drafted >= 0; /* a verify step, as opposed to a prefill's first token */
 	rec.b = s->commits;
+	rec.us_step = (uint32_t)cost->step_us;
+	rec.us_charge = (uint32_t)(s->owed_us + cost->rows_us + cost->draft_us);
+	if (drafted > 0) /* the rows of rejected drafts, and their part of the drafter's work */
+		rec.us_wasted = (uint32_t)((uint64_t)(drafted + 1 - v->n) * cost->rows_us / (uint64_t)(drafted + 1) +
+					   (uint64_t)(drafted + 1 - v->n) * cost->draft_us / (uint64_t)drafted);
+	s->owed_us = 0;
 	if (area->sampling.logprobs >= 0)
 		verdict_write(t, s, area, v);
 	td_fault_spot("target.commit");

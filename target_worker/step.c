@@ -73,23 +73,47 @@ static void plan_add(struct plan *p, int slot, int rows, int pos0, int replay, i
 		p->batch.max_ctx = pos0 + rows;
 }
 
-/* Tells the drafter of `rows` rows of sequence i that became final, and whether it shall draft after them (fewer at the context's end, where a
- * whole block has no positions left). */
-static void record_add(struct td_target *t, struct plan *p, int i, uint64_t request, int rows, int draft)
+/* Tells the drafter of `rows` rows of sequence i that became final; with the first of a request, also the slot's pages. NULL: nobody wants to know. */
+static struct td_step_entry *record_add(struct td_target *t, struct plan *p, int i, int rows)
 {
 	const struct td_seq *seq = &p->seq[i];
-	int left = t->shm->cfg.context - (seq->pos0 + rows) - 1;
+	struct td__slot *s = &t->slot[seq->slot];
+	struct td_step_entry *e;
 
-	if (!p->record)
-		return;
-	if (draft > left)
-		draft = left;
-	p->record->entry[p->record->n_entries++] =
-		(struct td_step_entry){.request = request, .slot = seq->slot, .row0 = seq->row0, .rows = rows, .pos0 = seq->pos0, .draft = draft};
+	if (!p->record || s->k <= 0)
+		return NULL;
+	e = &p->record->entry[p->record->n_entries++];
+	*e = (struct td_step_entry){.request = s->request, .slot = seq->slot, .row0 = seq->row0, .rows = rows, .pos0 = seq->pos0, .begins = !s->begun};
+	if (e->begins)
+		memcpy(td_shm_table(t->shm, t->step, seq->slot), td__pages_row(t->pages, seq->slot), sizeof(int32_t) * (size_t)t->max_pages);
+	s->begun = 1;
 	if (seq->row0 + rows > p->record->n_rows)
 		p->record->n_rows = seq->row0 + rows;
-	t->slot[seq->slot].drafts = draft;
-	t->slot[seq->slot].draft_step = draft ? t->step : 0;
+	return e;
+}
+
+/* After these rows the drafter shall draft: fewer at the context's end, where a whole block has no positions left. */
+static void record_draft(struct td_target *t, struct td_step_entry *e)
+{
+	struct td__slot *s;
+	int left;
+
+	if (!e)
+		return;
+	s = &t->slot[e->slot];
+	left = t->shm->cfg.context - (e->pos0 + e->rows) - 1;
+	e->draft = s->k < left ? s->k : left;
+	s->drafts = e->draft;
+	s->draft_step = e->draft ? t->step : 0;
+}
+
+/* Sequence i's share of us, by rows; the shares of all add up to us. */
+static uint64_t share(const struct plan *p, int i, uint64_t us)
+{
+	const struct td_seq *s = &p->seq[i];
+	uint64_t rows = (uint64_t)p->batch.n_rows;
+
+	return us * (uint64_t)(s->row0 + s->rows) / rows - us * (uint64_t)s->row0 / rows;
 }
 
 static void step_end(struct td_target *t, struct plan *p)
@@ -105,29 +129,41 @@ static void step_end(struct td_target *t, struct plan *p)
 
 /* ---- prefill ------------------------------------------------------------------------------------------------------------------------ */
 
-/* Where a part of a prompt may end, so that its rows are multiplied alike in any company: what the backends multiply as one block. */
-enum { PREFILL_UNIT = 256, PREFILL_UNIT_SMALL = 64 };
+/* Slots with prompt rows: those with the least turn first, then by arrival. Returns how many. */
+static int prefill_order(struct td_target *t, int slot[TD_SLOTS_MAX])
+{
+	uint64_t turn[TD_SLOTS_MAX];
+	int n = 0;
 
-/* The oldest slots that still have prompt rows, up to a chunk of rows in all; a slot's part ends at a multiple of the unit or at its prompt's end. */
+	for (int i = 0; i < t->n_slots; i++) {
+		const struct td__slot *s = &t->slot[i];
+		uint64_t mine = atomic_load_explicit(&td_shm_slot(t->shm, i)->turn, memory_order_relaxed);
+		int at = n;
+
+		if (s->phase != TD__PREFILL || s->paused)
+			continue;
+		for (; at > 0 && (mine < turn[at - 1] || (mine == turn[at - 1] && s->order < t->slot[slot[at - 1]].order)); at--) {
+			turn[at] = turn[at - 1];
+			slot[at] = slot[at - 1];
+		}
+		turn[at] = mine;
+		slot[at] = i;
+		n++;
+	}
+	return n;
+}
+
+/* Up to a chunk of prompt rows in all; a slot's part ends at a multiple of the unit, at its prompt's end, or where its state is wanted. */
 static void prefill_plan(struct td_target *t, struct plan *p)
 {
-	int room = t->shm->cfg.chunk, unit = room < PREFILL_UNIT ? PREFILL_UNIT_SMALL : PREFILL_UNIT;
-	uint64_t after = 0;
+	int room = t->shm->cfg.chunk, unit = td__prefill_unit(t), order[TD_SLOTS_MAX], n = prefill_order(t, order);
 
-	while (room > 0) {
-		struct td__slot *best = NULL;
+	for (int i = 0; i < n && room > 0; i++) {
+		int slot = order[i], rows;
+		struct td__slot *best = &t->slot[slot];
 
-		for (int i = 0; i < t->n_slots; i++) {
-			struct td__slot *s = &t->slot[i];
-
-			if (s->phase == TD__PREFILL && !s->paused && s->order > after && (!best || s->order < best->order))
-				best = s;
-		}
-		if (!best)
-			return;
-		after = best->order;
-		int slot = (int)(best - t->slot), rows = best->n_prompt - best->fed;
-
+		td__cache_begin(t, slot);
+		rows = td__cache_edge(best) - best->fed;
 		if (rows > room)
 			rows = (best->fed + room) / unit * unit - best->fed;
 		if (rows <= 0)
@@ -161,19 +197,17 @@ static int prefill_sample(struct td_target *t, struct plan *p, const int *ended,
 	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)n_ended, err);
 }
 
-/* A slot has all its prompt rows in the model: sample next, or feed what an earlier life committed. */
+/* The rows are computed, or will be before anything that is asked for from here on. A slot that has all its prompt rows in the model: sample next, or
+ * feed what an earlier life committed. */
 static void prefill_progress(struct td_target *t, struct plan *p, int *ended, int *n_ended)
 {
 	for (int i = 0; i < p->batch.n_seq; i++) {
 		const struct td_seq *seq = &p->seq[i];
 		struct td__slot *s = &t->slot[seq->slot];
-		struct td_record rec = {.kind = TD_REC_PREFILL, .slot = (uint16_t)seq->slot, .request = s->request, .n = 1};
 
 		s->fed += seq->rows;
 		s->replay = 0;
-		rec.a = (uint32_t)s->fed;
-		rec.b = (uint32_t)s->n_prompt;
-		td__target_push(t, &rec);
+		td__cache_grow(t, seq->slot, seq->pos0);
 		if (s->fed < s->n_prompt)
 			continue;
 		if (s->n_tokens == s->n_prompt) {
@@ -183,6 +217,28 @@ static void prefill_progress(struct td_target *t, struct plan *p, int *ended, in
 			s->phase = s->fed == s->n_tokens - 1 ? TD__DECODE : TD__REFEED;
 		}
 	}
+}
+
+/* Records, and first tokens. The drafter is told of the rows of a request that ends with its first token, too: others may use its pages. */
+static void prefill_tell(struct td_target *t, struct plan *p, const int *ended, int n_ended, uint64_t us)
+{
+	struct td_step_entry *entry[TD_SLOTS_MAX];
+	const struct td__cost cost = {.step_us = us}; /* the rows' share is in their own record */
+
+	for (int i = 0; i < p->batch.n_seq; i++) {
+		const struct td_seq *seq = &p->seq[i];
+		const struct td__slot *s = &t->slot[seq->slot];
+		struct td_record rec = {.kind = TD_REC_PREFILL, .slot = (uint16_t)seq->slot, .request = s->request, .n = 1, .a = (uint32_t)s->fed,
+					.b = (uint32_t)s->n_prompt, .us_charge = (uint32_t)share(p, i, us)};
+
+		td__target_push(t, &rec);
+		entry[i] = record_add(t, p, i, seq->rows);
+	}
+	for (int i = 0; i < n_ended; i++)
+		td__target_commit(t, p->seq[ended[i]].slot, &t->verdict_host[i], -1, &cost);
+	for (int i = 0; i < p->batch.n_seq; i++)
+		if (t->slot[p->seq[i].slot].phase == TD__DECODE)
+			record_draft(t, entry[i]);
 }
 
 int td__target_prefill(struct td_target *t, struct td_error *err)
@@ -211,14 +267,7 @@ int td__target_prefill(struct td_target *t, struct td_error *err)
 		return rc;
 	uint64_t us = td_now_us() - p.began;
 
-	for (int i = 0; i < n_ended; i++)
-		td__target_commit(t, p.seq[ended[i]].slot, &t->verdict_host[i], -1, (uint32_t)us);
-	for (int i = 0; i < p.batch.n_seq; i++) {
-		const struct td__slot *s = &t->slot[p.seq[i].slot];
-
-		if (s->phase != TD__FREE && s->k > 0)
-			record_add(t, &p, i, s->request, p.seq[i].rows, s->phase == TD__DECODE ? s->k : 0);
-	}
+	prefill_tell(t, &p, ended, n_ended, us);
 	add(&t->shm->stats_target.prefill_tokens, (uint64_t)n_rows);
 	add(&t->shm->stats_target.prefill_us, us);
 	step_end(t, &p);
@@ -277,20 +326,22 @@ static void decode_ids(struct td_target *t, struct plan *p, const int *refeed)
 				       sizeof(int32_t) * (size_t)p->seq[i].rows);
 }
 
-static void refeed_progress(struct td_target *t, struct plan *p, int i)
+static void refeed_progress(struct td_target *t, struct plan *p, int i, uint64_t us)
 {
 	const struct td_seq *seq = &p->seq[i];
 	struct td__slot *s = &t->slot[seq->slot];
+	struct td_step_entry *e = record_add(t, p, i, seq->rows);
 
+	s->owed_us += us;
 	s->fed += seq->rows;
 	s->replay = seq->rows;
 	if (s->fed == s->n_tokens - 1)
 		s->phase = TD__DECODE;
-	if (s->k > 0)
-		record_add(t, p, i, s->request, seq->rows, s->phase == TD__DECODE ? s->k : 0);
+	if (s->phase == TD__DECODE)
+		record_draft(t, e);
 }
 
-static void decode_progress(struct td_target *t, struct plan *p, int i, const struct td_verdict *v, uint32_t us)
+static void decode_progress(struct td_target *t, struct plan *p, int i, const struct td_verdict *v, const struct td__cost *cost)
 {
 	const struct td_seq *seq = &p->seq[i];
 	struct td__slot *s = &t->slot[seq->slot];
@@ -298,13 +349,39 @@ static void decode_progress(struct td_target *t, struct plan *p, int i, const st
 
 	s->draft_step = 0;
 	s->drafts = 0;
-	n = td__target_commit(t, seq->slot, v, seq->rows - 1, us);
+	n = td__target_commit(t, seq->slot, v, seq->rows - 1, cost);
 	if (s->phase == TD__FREE)
 		return;
 	s->fed += n;
 	s->replay = n;
-	if (s->k > 0)
-		record_add(t, p, i, s->request, n, s->k);
+	record_draft(t, record_add(t, p, i, n));
+}
+
+/* What became of the step, which took us; and what the drafter worked since the last one, for those who had drafts, by their number. */
+static void decode_tell(struct td_target *t, struct plan *p, const int *refeed, uint64_t us)
+{
+	uint64_t worked = atomic_load(&t->shm->stats_drafter.draft_us), draft_us = worked - t->draft_us, drafts = 0, before = 0;
+	int v = 0;
+
+	for (int i = 0; i < p->batch.n_seq; i++)
+		drafts += refeed[i] ? 0 : (uint64_t)p->seq[i].rows - 1;
+	for (int i = 0; i < p->batch.n_seq; i++) {
+		struct td__cost cost = {.step_us = us, .rows_us = share(p, i, us)};
+
+		if (refeed[i]) {
+			refeed_progress(t, p, i, cost.rows_us);
+			continue;
+		}
+		if (drafts) {
+			uint64_t after = before + (uint64_t)p->seq[i].rows - 1;
+
+			cost.draft_us = draft_us * after / drafts - draft_us * before / drafts;
+			before = after;
+		}
+		decode_progress(t, p, i, &t->verdict_host[v++], &cost);
+	}
+	if (drafts)
+		t->draft_us = worked;
 }
 
 /* Verdicts of the sequences that are not being refed, packed one after the other in the order of the batch. */
@@ -330,7 +407,7 @@ static int decode_accept(struct td_target *t, struct plan *p, const int *refeed,
 int td__target_decode(struct td_target *t, struct td_error *err)
 {
 	struct plan p;
-	int refeed[TD_SLOTS_MAX], rc, v = 0;
+	int refeed[TD_SLOTS_MAX], rc;
 	uint64_t forward, accepted, ended = t->ended_us;
 
 	if ((rc = step_begin(t, &p, err)))
@@ -349,12 +426,7 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 	if ((rc = decode_accept(t, &p, refeed, err)))
 		return rc;
 	accepted = td_now_us();
-	for (int i = 0; i < p.batch.n_seq; i++) {
-		if (refeed[i])
-			refeed_progress(t, &p, i);
-		else
-			decode_progress(t, &p, i, &t->verdict_host[v++], (uint32_t)(accepted - p.began));
-	}
+	decode_tell(t, &p, refeed, accepted - p.began);
 	step_end(t, &p);
 	add(&t->shm->stats_target.steps, 1);
 	add(&t->shm->stats_target.step_us, forward - p.began);
@@ -364,7 +436,7 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 
 int td__target_warm(struct td_target *t, struct td_error *err)
 {
-	int room = t->rows_max < t->shm->cfg.context ? t->rows_max : t->shm->cfg.context, rows = room < PREFILL_UNIT ? room : PREFILL_UNIT;
+	int room = t->rows_max < t->shm->cfg.context ? t->rows_max : t->shm->cfg.context, unit = td__prefill_unit(t), rows = room < unit ? room : unit;
 	const struct td_sampling greedy = {.top_p = 1, .repetition = 1, .logprobs = -1};
 	struct td_tensor none = {0};
 	struct plan p = {0};

@@ -14,7 +14,7 @@
 
 size_t td_target_cache_bytes(const struct td_target_options *o)
 {
-	struct td_cache_bytes b = td_target_cache_layout(&o->weights->cfg, &o->shm->cfg, o->kv_pages, o->ops->act, NULL, NULL, NULL);
+	struct td_cache_bytes b = td_target_cache_layout(&o->weights->cfg, &o->shm->cfg, &o->pool, o->ops->act, NULL, NULL, NULL);
 
 	return b.kv + b.state;
 }
@@ -51,20 +51,21 @@ static int take_cache(struct td_target *t, struct td_error *err)
 
 	t->kv = calloc((size_t)layers, sizeof(*t->kv));
 	t->gdn = calloc((size_t)layers, sizeof(*t->gdn));
-	t->pages = td__pages_create(t->o.kv_pages, t->n_slots, t->max_pages);
+	t->pages = td__pages_create(t->o.pool.kv_pages, t->n_slots, t->max_pages);
 	t->verdict_host = calloc((size_t)t->n_slots, sizeof(*t->verdict_host));
 	t->ids_host = calloc((size_t)t->rows_max, sizeof(*t->ids_host));
 	if (!t->kv || !t->gdn || !t->pages || !t->verdict_host || !t->ids_host)
 		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
 	t->cache = t->ops->alloc(t->dev, td_target_cache_bytes(&t->o), err);
 	if (!t->cache)
-		return td_error_prefix(err, "target: KV cache of %d pages and state of %d slots (lower engine.slots or engine.context)", t->o.kv_pages, t->n_slots);
-	td_target_cache_layout(&t->w->cfg, &t->shm->cfg, t->o.kv_pages, t->ops->act, t->cache, t->kv, t->gdn);
+		return td_error_prefix(err, "target: KV cache of %d pages, state of %d slots and %d checkpoints (lower engine.slots or engine.context)",
+				       t->o.pool.kv_pages, t->n_slots, t->o.pool.prefix_states);
+	td_target_cache_layout(&t->w->cfg, &t->shm->cfg, &t->o.pool, t->ops->act, t->cache, t->kv, t->gdn);
 	for (int i = 0; i < layers; i++) {
 		t->kv[i].table = t->table;
 		t->kv[i].max_pages = t->max_pages;
 	}
-	return 0;
+	return td__cache_create(t, err);
 }
 
 int td_target_create(const struct td_target_options *opt, struct td_target **out, struct td_error *err)
@@ -84,6 +85,7 @@ int td_target_create(const struct td_target_options *opt, struct td_target **out
 	t->block_rows = t->n_slots * TD_BLOCK_MAX;
 	t->rows_max = opt->shm->cfg.chunk > t->block_rows ? opt->shm->cfg.chunk : t->block_rows;
 	t->epoch = atomic_load(&opt->shm->epoch);
+	t->draft_us = atomic_load(&opt->shm->stats_drafter.draft_us);
 	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err)) || (t->ops->lend && (rc = td__target_warm(t, err)))) {
 		td_target_destroy(t);
 		return rc;
@@ -100,6 +102,7 @@ void td_target_destroy(struct td_target *t)
 	t->ops->free(t->dev, t->cache);
 	free(t->ids_host);
 	free(t->verdict_host);
+	td__prefix_destroy(t->prefix);
 	td__pages_destroy(t->pages);
 	free(t->gdn);
 	free(t->kv);
@@ -146,6 +149,27 @@ static const char *start_refusal(const struct td_target *t, const struct td_slot
 	return NULL;
 }
 
+void td__target_table(struct td_target *t, int slot)
+{
+	t->ops->upload(t->dev, t->table + (size_t)slot * (size_t)t->max_pages, td__pages_row(t->pages, slot), sizeof(int32_t) * (size_t)t->max_pages);
+}
+
+/* What a prefix in the cache does not give: pages for all tokens that the request may come to have, a state that is zero. */
+static const char *start_memory(struct td_target *t, int slot)
+{
+	struct td__slot *s = &t->slot[slot];
+	int more;
+
+	td__cache_start(t, slot);
+	more = (s->max_total + TD_PAGE - 1) / TD_PAGE - td__pages_held(t->pages, slot);
+	if (td__cache_room(t, more) || td__pages_take(t->pages, slot, more))
+		return "not enough free KV pages";
+	td__target_table(t, slot);
+	if (!s->fed)
+		zero_state(t, slot);
+	return NULL;
+}
+
 static void start(struct td_target *t, const struct td_record *rec)
 {
 	int slot = rec->slot;
@@ -160,22 +184,21 @@ static void start(struct td_target *t, const struct td_record *rec)
 	}
 	*s = (struct td__slot){.phase = TD__PREFILL, .request = rec->request, .order = ++t->arrivals};
 	refusal = start_refusal(t, a, ids);
-	if (!refusal && td__pages_take(t->pages, slot, (a->max_total + TD_PAGE - 1) / TD_PAGE))
-		refusal = "not enough free KV pages";
+	if (!refusal) {
+		s->n_tokens = s->total = a->n_tokens;
+		s->n_prompt = a->n_prompt;
+		s->max_total = a->max_total;
+		s->k = atomic_load(&t->shm->drafter_present) ? a->k : 0;
+		refusal = start_memory(t, slot);
+	}
 	if (refusal) {
 		td_log(TD_LOG_ERROR, "request %llu: %s; refused", (unsigned long long)rec->request, refusal);
 		td__target_end(t, slot, TD_FIN_ERROR);
 		return;
 	}
-	s->n_tokens = s->total = a->n_tokens;
-	s->n_prompt = a->n_prompt;
-	s->max_total = a->max_total;
-	s->k = atomic_load(&t->shm->drafter_present) ? a->k : 0;
-	t->ops->upload(t->dev, t->table + (size_t)slot * (size_t)t->max_pages, td__pages_row(t->pages, slot), sizeof(int32_t) * (size_t)t->max_pages);
 	t->ops->upload(t->dev, t->sampling + slot, &a->sampling, sizeof(a->sampling));
 	t->ops->upload(t->dev, t->o.exchange.anchor + slot, ids + a->n_tokens - 1, sizeof(int32_t)); /* of a refeed; a prefill's sample replaces it */
 	count_tokens(t, slot, ids, a->n_prompt, a->n_tokens);
-	zero_state(t, slot);
 }
 
 static void command(struct td_target *t, const struct td_record *rec)
@@ -211,9 +234,11 @@ static void reset(struct td_target *t)
 	for (int i = 0; i < t->n_slots; i++)
 		td__pages_release(t->pages, i);
 	memset(t->slot, 0, sizeof(t->slot));
+	td__cache_clear(t);
 	t->epoch = atomic_load(&t->shm->epoch);
 	t->step = 0;
 	t->after_prefill = 0;
+	t->draft_us = atomic_load(&t->shm->stats_drafter.draft_us);
 	td__target_push(t, &rec);
 	td__target_notify(t);
 }

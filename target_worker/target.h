@@ -9,7 +9,7 @@
 #ifndef TD_TARGET_H
 #define TD_TARGET_H
 
-#include "engine/model.h"
+#include "engine/memplan.h"
 #include "engine/shm.h"
 
 /* Sees tensors of a forward: for the tests against reference values. `what`: "hidden" (index = layer input number, layers = after the final
@@ -25,7 +25,7 @@ struct td_target_options {
 	const struct td_target_weights *weights;
 	int n_taps;
 	const int *tap; /* layers whose output goes to the features, in column order */
-	int kv_pages; /* of TD_PAGE tokens, shared by the slots */
+	struct td_pool pool;
 	int vocab_real;
 	td_target_probe *probe; /* NULL outside tests */
 	void *probe_ctx;

@@ -57,7 +57,8 @@ void pair_open(struct pair *p, const struct pair_options *o)
 	make_shm(p, o);
 	struct td_target_options topt = {.ops = p->ops, .dev = p->dev, .shm = p->shm, .exchange = p->exchange, .event_fd = -1, .weights = p->tw,
 					 .n_taps = p->dw ? p->dw->cfg.n_taps : 0, .tap = p->dw ? p->dw->cfg.tap : NULL,
-					 .kv_pages = o->slots * o->context / TD_PAGE, .vocab_real = p->tw->cfg.vocab,
+					 .pool = {.kv_pages = o->kv_pages ? o->kv_pages : o->slots * o->context / TD_PAGE,
+						  .prefix_states = o->prefix_states}, .vocab_real = p->tw->cfg.vocab,
 					 .probe = o->target_probe, .probe_ctx = o->probe_ctx};
 
 	if (td_target_create(&topt, &p->target, &err))
@@ -65,7 +66,7 @@ void pair_open(struct pair *p, const struct pair_options *o)
 	if (!p->dw)
 		return;
 	struct td_drafter_options dopt = {.ops = p->ops, .dev = p->dev, .shm = p->shm, .exchange = p->exchange, .event_fd = -1, .weights = p->dw,
-					  .embed = p->tw->embed, .head = p->tw->head, .vocab_real = p->tw->cfg.vocab,
+					  .embed = p->tw->embed, .head = p->tw->head, .kv_pages = topt.pool.kv_pages, .vocab_real = p->tw->cfg.vocab,
 					  .probe = o->drafter_probe, .probe_ctx = o->probe_ctx};
 
 	if (td_drafter_create(&dopt, &p->drafter, &err))

@@ -14,6 +14,7 @@ struct pair_options {
 	const char *device, *target_dir, *drafter_dir; /* drafter_dir NULL: no drafter */
 	int slots, context, chunk, threads;
 	int expand; /* struct td_load */
+	int kv_pages, prefix_states; /* 0: slots * context, no prefix cache */
 	td_target_probe *target_probe;
 	td_drafter_probe *drafter_probe;
 	void *probe_ctx;

@@ -44,7 +44,7 @@ static int teardown(void **state)
 
 static struct td_memplan_of of(const char *target, const char *drafter, const char *device, int slots, int context)
 {
-	struct td_memplan_of o = { .target_dir = target, .drafter_dir = drafter, .device = device, .kv_pages = slots * (context / TD_PAGE) };
+	struct td_memplan_of o = { .target_dir = target, .drafter_dir = drafter, .device = device, .pool = { slots * (context / TD_PAGE), 3 } };
 	struct td_target_config t;
 	struct td_drafter_config d = { 0 };
 
@@ -83,20 +83,20 @@ static void pair_takes_what_is_planned(const struct td_memplan_of *o)
 	equal("weights of the drafter", dw->arena.size, p.drafter.weights);
 	OK(td_shm_create(&o->shm, &fd, &shm, &err));
 	struct td_target_options to = { .ops = &ops, .dev = dev, .shm = shm, .event_fd = -1, .weights = tw, .n_taps = dw->cfg.n_taps, .tap = dw->cfg.tap,
-					.kv_pages = o->kv_pages, .vocab_real = 8192 };
+					.pool = o->pool, .vocab_real = 8192 };
 	struct td_drafter_options dr = { .ops = &ops, .dev = dev, .shm = shm, .event_fd = -1, .weights = dw, .embed = tw->embed, .head = tw->head,
-					 .vocab_real = 8192 };
+					 .kv_pages = o->pool.kv_pages, .vocab_real = 8192 };
 
 	allocated = 0;
 	OK(td_target_create(&to, &target, &err));
-	equal("the target", allocated, p.target.kv + p.target.state + p.target.buffers);
-	equal("cache of the target", td_target_cache_bytes(&to), p.target.kv + p.target.state);
+	equal("the target", allocated, p.target.kv + p.target.state + p.target.prefix + p.target.buffers);
+	equal("cache of the target", td_target_cache_bytes(&to), p.target.kv + p.target.state + p.target.prefix);
 	allocated = 0;
 	OK(td_drafter_create(&dr, &drafter, &err));
 	equal("the drafter", allocated, p.drafter.kv + p.drafter.state + p.drafter.buffers);
 	equal("cache of the drafter", td_drafter_cache_bytes(&dr), p.drafter.kv);
 	equal("exchange region", td_exchange_bytes(&o->shm, ops.act), p.exchange);
-	equal("all", tw->arena.size + dw->arena.size + p.target.kv + p.target.state + p.target.buffers + p.drafter.kv + p.drafter.buffers + p.exchange, p.all);
+	equal("all", tw->arena.size + dw->arena.size + p.target.kv + p.target.state + p.target.prefix + p.target.buffers + p.drafter.kv + p.drafter.buffers + p.exchange, p.all);
 	td_drafter_destroy(drafter);
 	td_target_destroy(target);
 	td_shm_unmap(shm);
@@ -123,7 +123,7 @@ static void plan_is_what_is_taken(void **state)
 			struct td_memplan_of o = of(pair[i].target, pair[i].drafter, "cpu", pair[i].slots, pair[i].context);
 
 			o.expand = expand;
-			o.kv_pages = i == 1 ? 7 : o.kv_pages; /* a pool smaller than slots * context */
+			o.pool.kv_pages = i == 1 ? 7 : o.pool.kv_pages; /* a pool smaller than slots * context */
 			pair_takes_what_is_planned(&o);
 		}
 }

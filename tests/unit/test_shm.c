@@ -128,6 +128,7 @@ static void lying_headers(void **state)
 	LIE(off_slots, 0, TD_E_FORMAT);
 	LIE(off_ids, shm->off_ids + 4096, TD_E_FORMAT);
 	LIE(off_grammar, shm->off_grammar + 4096, TD_E_FORMAT);
+	LIE(off_table, shm->off_table + 4096, TD_E_FORMAT);
 	LIE(off_exchange, UINT64_MAX, TD_E_FORMAT);
 	LIE(cfg.slots, 4, TD_E_FORMAT);
 	LIE(cfg.slots, -4, TD_E_INVALID);
