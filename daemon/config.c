@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
@@ -19,7 +20,7 @@
 
 #define DEFAULT_FILE "/etc/tandem/tandem.ini"
 
-enum kind { TEXT, INT, SIZE, REAL, MODE, LEVEL };
+enum kind { TEXT, INT, SIZE, REAL, MODE, LEVEL, USERS, GROUPS, KEYS, BAND };
 
 struct setting {
 	const char *section, *key;
@@ -71,6 +72,10 @@ static const struct setting settings[] = {
 	{"limits", "max_frame", SIZE, AT(max_frame), 65536, 1 << 30, "8M", "largest message of a client, bytes", NULL},
 	{"limits", "input_memory", SIZE, AT(input_memory), 65536, 1LL << 40, "64M", "bytes of half-sent messages of all clients, at least max_frame; past it the largest is refused", NULL},
 	{"limits", "resume_memory", SIZE, AT(resume_memory), 0, 1LL << 40, "64M", "bytes of ended requests kept for Resume; the oldest go first", NULL},
+	{"limits", "batch_age_s", INT, AT(batch_age_s), 0, 86400, "60", "a batch request that waited so long counts as interactive", NULL},
+	{"limits", "quantum_ms", INT, AT(quantum_ms), 0, 3600000, "1000", "device time after which a request may be interrupted for a tenant that is behind by as much; 0: never", NULL},
+	{"tenants", "unknown", TEXT, AT(tenants.unknown), 0, 0, "own", "users that no tenant names: each its own tenant, all the tenant default, or refused", "own|default|refuse"},
+	{"tenants", "order", TEXT, AT(tenants.order), 0, 0, "fair", "fair: by device time used and weight; arrival: one queue for all, bands and weights ignored", "fair|arrival"},
 	{"defaults", "temperature", REAL, AT(temperature), 0, 100, "0", "of requests that do not say; 0: greedy", NULL},
 	{"defaults", "top_k", INT, AT(top_k), 0, INT_MAX, "0", "0: off", NULL},
 	{"defaults", "top_p", REAL, AT(top_p), 1e-6, 1, "1", "", NULL},
@@ -81,6 +86,24 @@ static const struct setting settings[] = {
 	{"defaults", "max_tokens", INT, AT(max_tokens), 0, 1 << 22, "0", "0: to the end of the context", NULL},
 };
 enum { N_SETTINGS = sizeof(settings) / sizeof(settings[0]) };
+#undef AT
+
+/* Of each section [tenant NAME]. */
+#define AT(field) offsetof(struct td_tenant_config, field)
+#define TENANT "tenant NAME"
+static const struct setting tenant_settings[] = {
+	{TENANT, "uids", USERS, 0, 0, 0, "", "users that belong to it, numbers or names with commas; a user of several may choose (--tenant)", NULL},
+	{TENANT, "gids", GROUPS, 0, 0, 0, "", "the same by group, for users that no tenant names", NULL},
+	{TENANT, "api_keys", KEYS, 0, 0, 0, "", "keys of HTTP clients, with commas; of 8 to 256 characters; keep such a file unreadable for others", NULL},
+	{TENANT, "weight", REAL, AT(weight), 0.001, 1000, "1", "its share of the device, next to the others' weights", NULL},
+	{TENANT, "max_running", INT, AT(max_running), 0, TD_SLOTS_MAX, "0", "requests that run at once; 0: as many as there are slots", NULL},
+	{TENANT, "queue", INT, AT(queue), 0, 1000000, "0", "requests that may wait; 0: limits.queue alone counts", NULL},
+	{TENANT, "tokens_per_minute", SIZE, AT(tokens_per_minute), 0, 1LL << 40, "0", "of prompts and answers; 0: no limit", NULL},
+	{TENANT, "context", INT, AT(context), 0, 1 << 22, "0", "tokens of prompt and answer together; 0: as the model", NULL},
+	{TENANT, "memory_share", INT, AT(memory_share), 0, 100, "0", "per cent of the cache that it may hold while others wait; 0: no such limit", NULL},
+	{TENANT, "band", BAND, AT(band), 0, 0, "interactive", "of requests that do not say (interactive|batch)", NULL},
+};
+enum { PREFIX = sizeof("tenant ") - 1, N_TENANT_SETTINGS = sizeof(tenant_settings) / sizeof(tenant_settings[0]) };
 
 /* ---- one value --------------------------------------------------------------------------------------------------------------------- */
 
@@ -152,9 +175,9 @@ static int set_number(const struct setting *s, void *field, const char *value, s
 	return 0;
 }
 
-static int set(struct td_daemon_config *c, const struct setting *s, const char *value, struct td_error *err)
+static int set(void *base, const struct setting *s, const char *value, struct td_error *err)
 {
-	void *field = (char *)c + s->offset;
+	void *field = (char *)base + s->offset;
 	char *end;
 	long mode;
 
@@ -175,6 +198,43 @@ static int set(struct td_daemon_config *c, const struct setting *s, const char *
 	}
 }
 
+static int set_band(const struct setting *s, int *band, const char *value, struct td_error *err)
+{
+	if (strcmp(value, "interactive") && strcmp(value, "batch"))
+		return bad_value(s, value, "interactive or batch", err);
+	*band = strcmp(value, "batch") ? TD_BAND_INTERACTIVE : TD_BAND_BATCH;
+	return 0;
+}
+
+static int set_of_tenant(struct td_daemon_config *c, const char *name, size_t n_name, const struct setting *s, const char *value, struct td_error *err)
+{
+	struct td_tenant_config *t = td_tenant_config_get(&c->tenants, name, n_name, err);
+	struct setting its = *s;
+	char section[TD_TENANT_NAME + 16];
+	int rc;
+
+	if (!t)
+		return err->code;
+	snprintf(section, sizeof(section), "tenant %s", t->name);
+	its.section = section;
+	switch (s->kind) {
+	case USERS:
+		rc = td_tenant_config_uids(t, value, err);
+		break;
+	case GROUPS:
+		rc = td_tenant_config_gids(t, value, err);
+		break;
+	case KEYS:
+		rc = td_tenant_config_keys(&c->tenants, t, value, err);
+		break;
+	case BAND:
+		return set_band(&its, &t->band, value, err);
+	default:
+		return set(t, &its, value, err);
+	}
+	return rc ? td_error_prefix(err, "%s.%s", section, s->key) : 0;
+}
+
 static int set_by_name(struct td_daemon_config *c, const char *section, size_t n_section, const char *key, size_t n_key, const char *value,
 		       struct td_error *err)
 {
@@ -184,6 +244,9 @@ static int set_by_name(struct td_daemon_config *c, const char *section, size_t n
 		if (strlen(s->section) == n_section && !memcmp(s->section, section, n_section) && strlen(s->key) == n_key && !memcmp(s->key, key, n_key))
 			return set(c, s, value, err);
 	}
+	for (int i = 0; i < N_TENANT_SETTINGS && n_section > PREFIX && !memcmp(section, TENANT, PREFIX); i++)
+		if (strlen(tenant_settings[i].key) == n_key && !memcmp(tenant_settings[i].key, key, n_key))
+			return set_of_tenant(c, section + PREFIX, n_section - PREFIX, &tenant_settings[i], value, err);
 	return td_error_set(err, TD_E_INVALID, "unknown setting %.*s.%.*s; tandemd --help lists them", (int)n_section, section, (int)n_key, key);
 }
 
@@ -220,6 +283,20 @@ static int take_pair(void *ctx, const char *section, const char *name, const cha
 	return f->rc == 0;
 }
 
+/* Keys in a file that everybody may read are everybody's: told once the log is open. */
+static int note_exposed(struct td_daemon_config *c, const struct file *f, const char *path)
+{
+	struct stat st;
+	int keys = 0;
+
+	for (int i = 0; i < c->tenants.n; i++)
+		keys += c->tenants.tenant[i].keys.n;
+	if (!keys || fstat(fileno(f->f), &st) || !(st.st_mode & S_IROTH))
+		return 0;
+	c->tenants.exposed = strdup(path);
+	return c->tenants.exposed ? 0 : td_error_set(f->err, TD_E_NOMEM, "out of memory");
+}
+
 static int load_file(struct td_daemon_config *c, const char *path, struct td_error *err)
 {
 	struct file f = {.c = c, .err = err};
@@ -237,6 +314,8 @@ static int load_file(struct td_daemon_config *c, const char *path, struct td_err
 		f.rc = td_error_set(err, TD_E_INVALID, "%s:%d: the line is longer than %d bytes; use an option for this value", path, f.line, f.too_long);
 	else if (bad)
 		f.rc = td_error_set(err, TD_E_INVALID, "%s:%d: neither [section] nor key = value", path, bad > 0 ? bad : f.line);
+	else
+		f.rc = note_exposed(c, &f, path);
 	fclose(f.f);
 	return f.rc;
 }
@@ -264,7 +343,7 @@ static int take_option(struct td_daemon_config *c, int argc, char **argv, int *i
 		return td_error_set(err, TD_E_INVALID, "unknown option %s; see tandemd --help", arg);
 	name = arg + 2;
 	n = strcspn(name, "=");
-	dot = memchr(name, '.', n);
+	dot = memrchr(name, '.', n); /* a tenant's name may have some, a key has none */
 	if (!dot)
 		return td_error_set(err, TD_E_INVALID, "unknown option %s; see tandemd --help", arg);
 	if (name[n] == '=')
@@ -402,6 +481,20 @@ void td_daemon_config_finish(struct td_daemon_config *c)
 		free(*field);
 		*field = NULL;
 	}
+	td_tenants_config_finish(&c->tenants);
+}
+
+static void help_tenants(FILE *out)
+{
+	fputs("\n[tenant NAME]               as many as there are; the settings of [tenant default] are those of users that no section names;\n"
+	      "                             as options: \"--tenant NAME.weight=3\", in one word of the shell\n",
+	      out);
+	for (int i = 0; i < N_TENANT_SETTINGS; i++) {
+		char name[128];
+
+		snprintf(name, sizeof(name), "%s = %s", tenant_settings[i].key, tenant_settings[i].def);
+		fprintf(out, "  %-28s %s\n", name, tenant_settings[i].help);
+	}
 }
 
 void td_daemon_config_help(FILE *out)
@@ -430,4 +523,5 @@ void td_daemon_config_help(FILE *out)
 		else
 			fprintf(out, "  %-28s %s\n  %-28s (default: %s)\n", s->key, s->help, "", def);
 	}
+	help_tenants(out);
 }

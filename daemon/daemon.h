@@ -16,7 +16,8 @@
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
  *   logpipe.c     what children print
  *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
- *   request.c     one request                            queue.c       those that wait
+ *   request.c     one request                            queue.c       who waits, who runs, who is next (queue.h)
+ *   tenant.c      who a client is (tenant.h)             admission.c   who may wait, and what the others are told
  *
  * Ownership: the daemon owns sessions, requests, workers. A request belongs to the table d->requests from its creation until it is forgotten;
  * session, queue and slot only point at it and are told when that ends. A session is freed in its close callback, and not before its jobs ended.
@@ -34,6 +35,7 @@
 
 #include "daemon/metrics.h"
 #include "daemon/session.h"
+#include "daemon/tenant.h"
 #include "engine/clock.h"
 #include "engine/control.h"
 #include "engine/error.h"
@@ -66,7 +68,9 @@ struct td_daemon_config {
 	int slots, context, kv_tokens, prefix_states, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
 	/* limits */
 	int queue, slow_reader_s;
+	int batch_age_s, quantum_ms;
 	int64_t output_buffer, max_frame, input_memory, resume_memory;
+	struct td_tenants_config tenants; /* taken over by td_tenants_apply, but for the words */
 	/* defaults */
 	double temperature, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty;
 	int top_k, max_tokens;
@@ -234,7 +238,11 @@ struct td_request {
 	uint64_t number; /* order of arrival */
 	uint8_t key[16];
 	enum td_request_state state;
-	struct td_request *queue_next; /* queue.c */
+	struct td_tenant *tenant; /* whose: a reference, from the admission on */
+	struct td_entry entry; /* its place while it waits */
+	int told_place; /* its place as its client knows it; -1: not told */
+	int cache; /* the prefix cache may serve it */
+	int band; /* enum td_band; -1: the tenant's */
 	struct td_request *retired_next; /* request.c: ended or lost, oldest first */
 	uint64_t expires_us;
 	int retired;
@@ -282,15 +290,31 @@ void td_requests_expire(struct td_daemon *d, uint64_t now_us); /* forgets old lo
 void td_requests_finish(struct td_daemon *d);
 void td_request_unretire(struct td_daemon *d, struct td_request *r);
 
-/* ---- queue.c ----------------------------------------------------------------------------------------------------------------------- */
+static inline struct td_request *td_request_of(struct td_entry *e)
+{
+	return e ? (struct td_request *)((char *)e - offsetof(struct td_request, entry)) : NULL;
+}
 
-struct td_queue {
-	struct td_request *head;
-	int n;
+/* ---- admission.c ------------------------------------------------------------------------------------------------------------------- */
+
+struct td_refusal {
+	struct td_error error;
+	uint32_t retry_after_ms; /* 0: nothing is known */
 };
-void td_queue_add(struct td_queue *q, struct td_request *r); /* in its place by number */
-void td_queue_remove(struct td_queue *q, struct td_request *r);
-int td_queue_place(const struct td_queue *q, const struct td_request *r); /* how many are before it */
+/* The tenant of a session's client, looked up again when the configuration changed; NULL + err: it has none any more. A Unix socket's client is known by
+ * its user, `asked` counts where several name it; a session of TCP has the tenant that its key said (td_session_be). */
+struct td_tenant *td_session_tenant(struct td_session *s, const char *asked, struct td_error *err);
+void td_session_be(struct td_session *s, struct td_tenant *t); /* takes over the reference; NULL: nobody */
+const char *td_session_who(const struct td_session *s); /* for the log */
+/* 0 when the session's client may ask now: before a message is worked on. */
+int td_admission_open(struct td_session *s, struct td_refusal *no);
+/* 0 when this request may wait: charges its prompt and sets tenant, entry, band. `band`: enum td_band, -1 = the tenant's. */
+int td_admission_take(struct td_session *s, struct td_request *r, struct td_refusal *no);
+void td_admission_enqueue(struct td_daemon *d, struct td_request *r); /* in its place */
+uint32_t td_admission_position(const struct td_daemon *d, const struct td_request *r); /* 0: starts at once */
+/* Puts tenants, limits.queue, batch_age_s and quantum_ms of a configuration into force, at start and while requests run. On an error nothing changed. */
+int td_admission_configure(struct td_daemon *d, struct td_daemon_config *c, struct td_error *err);
+void td_admission_tell(struct td_daemon *d, uint64_t now_us); /* waiting clients whose place changed, not more often than twice a second */
 
 /* ---- stream.c ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -351,13 +375,12 @@ void td_listener_close(struct td_daemon *d); /* also removes the socket file */
 
 /* ---- scheduler.c ------------------------------------------------------------------------------------------------------------------- */
 
+/* What is taken, by whom, and until when is the queue's: d->queue.stay[i]. */
 struct td_slot {
-	int busy; /* from START until DONE or a new epoch */
-	struct td_request *request; /* NULL when it ended for its client before the target said DONE */
 	uint64_t run; /* number of this START: what records call `request` */
-	int pages;
 	int cancel, cancel_told, pause_told;
 	uint32_t commits;
+	uint64_t started_us;
 };
 int td_scheduler_used(const struct td_daemon *d);
 void td_scheduler_run(struct td_daemon *d); /* starts what can start, tells the target of cancels and pauses */
@@ -459,10 +482,11 @@ struct td_daemon {
 	size_t retired_bytes;
 	struct td_queue queue;
 	struct td_slot slot[TD_SLOTS_MAX];
-	int pages_used;
+	struct td_tenants tenants;
 	struct td_child target, drafter;
 	struct td_mps mps;
 	uint64_t asked_us; /* when a client said something; 0 since memory was given back */
+	uint64_t told_us; /* when waiting clients were told their places */
 	uint64_t checked_us; /* when td_supervisor_check ran last */
 	uint64_t next_request, next_run, next_session;
 	struct td_counters count;

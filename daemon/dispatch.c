@@ -27,6 +27,7 @@ static void hello(struct td_session *s, uint64_t tag, const Tandem__Hello *h)
 	const struct td_model *m = &s->d->model;
 	Tandem__Welcome w = TANDEM__WELCOME__INIT;
 	Tandem__ServerMessage out = TANDEM__SERVER_MESSAGE__INIT;
+	struct td_error err;
 
 	if (s->frames.greeted) {
 		td_session_refuse(s, TD_E_PROTOCOL, "Hello came twice");
@@ -36,14 +37,18 @@ static void hello(struct td_session *s, uint64_t tag, const Tandem__Hello *h)
 		td_session_refuse(s, TD_E_UNSUPPORTED, "the client speaks version %u of the protocol, this daemon version %d", h->version, PROTOCOL_VERSION);
 		return;
 	}
+	if (!td_session_tenant(s, h->tenant, &err)) {
+		td_session_refuse(s, err.code, "%s", err.text);
+		return;
+	}
 	s->frames.greeted = 1;
-	td_log(TD_LOG_DEBUG, "connection %llu: %s, process %d, %.64s", (unsigned long long)s->number, s->tenant, (int)s->pid, h->client ? h->client : "unnamed");
+	td_log(TD_LOG_DEBUG, "connection %llu: %s, process %d, %.64s", (unsigned long long)s->number, td_session_who(s), (int)s->pid, h->client ? h->client : "unnamed");
 	w.version = PROTOCOL_VERSION;
 	w.server = (char *)"tandemd " TD_VERSION;
 	w.model = (char *)m->name;
 	w.context = (uint32_t)m->shm.context;
 	w.slots = (uint32_t)m->shm.slots;
-	w.tenant = s->tenant;
+	w.tenant = (char *)td_session_who(s);
 	w.max_frame = (uint32_t)s->d->cfg.max_frame;
 	w.ready = td_supervisor_serving(s->d);
 	out.tag = tag;
@@ -54,60 +59,33 @@ static void hello(struct td_session *s, uint64_t tag, const Tandem__Hello *h)
 
 /* ---- generate ---------------------------------------------------------------------------------------------------------------------- */
 
-static int slots_free(const struct td_daemon *d)
+static void send_accepted(struct td_session *s, struct td_request *r)
 {
-	return td_supervisor_serving(d) ? d->model.shm.slots - td_scheduler_used(d) : 0;
-}
+	uint32_t position = td_admission_position(s->d, r);
 
-/* 1 when nothing more is taken in at the moment, with the reason in *err. */
-static int closed_now(const struct td_daemon *d, struct td_error *err)
-{
-	const struct td_child *w = td_supervisor_failed(d);
-
-	if (d->draining)
-		td_error_set(err, TD_E_DRAINING, "tandemd is ending and takes no new requests");
-	else if (w)
-		td_error_set(err, TD_E_WORKER, "the %s worker cannot be had: %s; it is tried again every 30 s", w->name, w->why_text);
-	else if (d->queue.n >= d->cfg.queue + slots_free(d))
-		td_error_set(err, TD_E_QUEUE_FULL, "%d requests are waiting, as many as limits.queue allows", d->queue.n);
-	else
-		return 0;
-	return 1;
-}
-
-static void send_accepted(struct td_session *s, const struct td_request *r)
-{
-	int place = r->state == TD_REQ_QUEUED ? td_queue_place(&s->d->queue, r) - slots_free(s->d) + 1 : 0;
-
-	s->protocol->accepted(s, r, place > 0 ? (uint32_t)place : 0);
-}
-
-static void enqueue(struct td_daemon *d, struct td_request *r)
-{
-	r->state = TD_REQ_QUEUED;
-	r->queued_us = td_now_us();
-	td_queue_add(&d->queue, r);
+	r->told_place = (int)position;
+	s->protocol->accepted(s, r, position);
 }
 
 int td_dispatch_admit(struct td_session *s, struct td_request *r, const Tandem__Generate *g, uint64_t number, uint64_t tag)
 {
 	struct td_daemon *d = s->d;
-	struct td_error err;
+	struct td_refusal no;
 
-	if (closed_now(d, &err)) {
-		td_metrics_refuse(d, s->tenant, err.code);
-		td_request_free(r);
-		td_session_error(s, tag, &err);
-		return err.code;
-	}
 	r->number = number;
 	r->arrived_us = td_now_us();
 	if (g->has_deadline_ms && g->deadline_ms)
 		r->deadline_us = r->arrived_us + (uint64_t)g->deadline_ms * 1000;
+	if (td_admission_take(s, r, &no)) {
+		td_metrics_refuse(d, td_session_who(s), no.error.code);
+		td_request_free(r);
+		td_session_error_retry(s, tag, &no.error, no.retry_after_ms);
+		return no.error.code;
+	}
 	HASH_ADD(hh, d->requests, number, sizeof(r->number), r);
 	td_session_attach(s, r, tag);
-	enqueue(d, r);
-	td_metrics_accept(d, r, s->tenant);
+	td_admission_enqueue(d, r);
+	td_metrics_accept(d, r, r->tenant->cfg.name);
 	d->count.requests++;
 	d->count.prompt_tokens += (uint64_t)r->log.n_prompt;
 	send_accepted(s, r);
@@ -116,11 +94,11 @@ int td_dispatch_admit(struct td_session *s, struct td_request *r, const Tandem__
 
 static void generate(struct td_session *s, Tandem__ClientMessage *msg)
 {
-	struct td_error err;
+	struct td_refusal no;
 
-	if (closed_now(s->d, &err)) {
-		td_metrics_refuse(s->d, s->tenant, err.code);
-		td_session_error(s, msg->tag, &err);
+	if (td_admission_open(s, &no)) {
+		td_metrics_refuse(s->d, td_session_who(s), no.error.code);
+		td_session_error_retry(s, msg->tag, &no.error, no.retry_after_ms);
 		td_client_message_free(msg);
 		return;
 	}
@@ -155,6 +133,7 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 {
 	struct td_daemon *d = s->d;
 	struct td_request *r;
+	struct td_refusal no;
 	struct td_error err;
 	int again;
 
@@ -169,8 +148,8 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 		return;
 	}
 	again = r->state == TD_REQ_LOST || (r->state == TD_REQ_ENDED && (r->error.code == TD_E_WORKER || r->error.code == TD_E_SLOW_READER));
-	if (again && closed_now(d, &err)) {
-		td_session_error(s, tag, &err);
+	if (again && td_admission_open(s, &no)) {
+		td_session_error_retry(s, tag, &no.error, no.retry_after_ms);
 		return;
 	}
 	if (r->session) {
@@ -185,8 +164,8 @@ static void resume(struct td_session *s, uint64_t tag, const Tandem__Resume *in)
 	if (again) {
 		td_request_unretire(d, r);
 		r->error.code = 0;
-		r->barren = r->lone = 0;
-		enqueue(d, r);
+		r->barren = r->lone = r->entry.suspect = r->entry.lone = 0;
+		td_admission_enqueue(d, r);
 	}
 	send_accepted(s, r);
 	td_stream_pump(d, r);
@@ -241,7 +220,7 @@ void td_dispatch_job(struct td_job *j)
 		return;
 	}
 	if (j->error.code && j->msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE)
-		td_metrics_refuse(j->d, j->session->tenant, j->error.code);
+		td_metrics_refuse(j->d, td_session_who(j->session), j->error.code);
 	if (j->error.code)
 		td_session_error(j->session, j->msg->tag, &j->error);
 	else if (j->request && !td_dispatch_admit(j->session, j->request, j->msg->generate, j->number, j->msg->tag) && j->cancelled)

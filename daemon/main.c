@@ -180,6 +180,7 @@ static void on_tick(uv_timer_t *h)
 		td_listener_check(d);
 	td_sessions_check(d, now);
 	td_requests_expire(d, now);
+	td_admission_tell(d, now);
 	td_supervisor_check(d, now);
 	trim_memory(d, now);
 	if (d->draining)
@@ -275,6 +276,8 @@ static void log_plan(const struct td_daemon *d)
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
 	if (d->fds_short)
 		td_log(TD_LOG_WARN, "the limit of open files leaves room for %d connections (ulimit -n, LimitNOFILE)", d->cfg.max_connections);
+	if (d->cfg.tenants.exposed)
+		td_log(TD_LOG_WARN, "%s holds API keys and everybody on this machine may read it (chmod o-r)", d->cfg.tenants.exposed);
 	td_model_tell_memory(m);
 	if (td_device_is_gpu(m) && d->mps.how[0])
 		td_log(TD_LOG_WARN, "the workers share the GPU by %s", d->mps.how);
@@ -288,7 +291,7 @@ static int serve(struct td_daemon *d, struct td_error *err)
 	d->scratch = malloc(sizeof(*d->scratch));
 	if (!d->scratch)
 		rc = td_error_set(err, TD_E_NOMEM, "out of memory");
-	else if ((rc = td_listener_lock(d, err)) == 0 && (rc = td_shm_create(&d->model.shm, &d->shm_fd, &d->shm, err)) == 0 &&
+	else if ((rc = td_admission_configure(d, &d->cfg, err)) == 0 && (rc = td_listener_lock(d, err)) == 0 && (rc = td_shm_create(&d->model.shm, &d->shm_fd, &d->shm, err)) == 0 &&
 		 (rc = td_supervisor_open(d, err)) == 0 && (rc = td_listener_open(d, err)) == 0) {
 		start_loop(d);
 		log_plan(d); /* whoever reads it may send signals: they are seen from now on */
@@ -299,6 +302,7 @@ static int serve(struct td_daemon *d, struct td_error *err)
 	uv_run(&d->loop, UV_RUN_DEFAULT);
 	uv_loop_close(&d->loop);
 	td_requests_finish(d);
+	td_tenants_finish(&d->tenants);
 	td_shm_unmap(d->shm);
 	if (d->shm_fd >= 0)
 		close(d->shm_fd);

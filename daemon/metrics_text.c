@@ -325,7 +325,7 @@ static void about_memory(FILE *f, const struct td_daemon *d)
 		count(f, d->model.memory.exchange, "planned_memory_bytes", "{worker=\"%s\",part=\"%s\"}", "both", "exchange");
 	}
 	single(f, "kv_pages", "gauge", "Pages of the KV cache, of 64 tokens each.", (uint64_t)d->model.kv_pages);
-	single(f, "kv_pages_used", "gauge", "KV pages that running requests have.", (uint64_t)d->pages_used);
+	single(f, "kv_pages_used", "gauge", "KV pages that running requests have.", (uint64_t)d->queue.pages_used);
 }
 
 char *td_metrics_render(const struct td_daemon *d, size_t *n)

@@ -255,6 +255,8 @@ struct td_request *td_request_create(const struct td_daemon_config *c, const str
 	}
 	r->slot = -1;
 	r->stream = g->stream;
+	r->cache = g->cache;
+	r->band = !g->has_band ? -1 : g->band == TANDEM__BAND__BATCH ? TD_BAND_BATCH : TD_BAND_INTERACTIVE;
 	/* The cheap checks come first: a request that fails them is not worth the tokenising. */
 	if (read_numbers(c, s, &r->sampling, err) || read_bias(m, s, &r->sampling, err) || read_stops(m, s, r, err) || read_prompt(m, g, &ids, err))
 		goto refused;
@@ -330,6 +332,7 @@ static size_t bytes_of(const struct td_request *r)
 static void forget(struct td_daemon *d, struct td_request *r)
 {
 	HASH_DEL(d->requests, r);
+	td_tenant_drop(&d->tenants, r->tenant);
 	td_request_free(r);
 }
 
@@ -368,7 +371,7 @@ static void retire(struct td_daemon *d, struct td_request *r)
 static void stop_running(struct td_daemon *d, struct td_request *r, int cancel)
 {
 	if (r->state == TD_REQ_QUEUED) {
-		td_queue_remove(&d->queue, r);
+		td_queue_remove(&d->queue, &r->entry);
 		r->queue_sum_us += td_now_us() - r->queued_us;
 	}
 	if (r->slot >= 0)

@@ -1,5 +1,5 @@
 /*
- * scheduler.c: slots and pages, and the rings to and from the workers.
+ * scheduler.c: slots, and the rings to and from the workers. Who gets a slot, and when, is the queue's matter (queue.h).
  *
  * State first, messages second: the rest of the daemon only says what should be (a request is cancelled, its reader is slow), and once per turn of the
  * loop td_scheduler_run tells the target where its knowledge differs. So a full ring loses nothing; the difference is told the next time.
@@ -17,14 +17,17 @@
  * runs alone, suspects one after the other, those first that were alone at fewer deaths: the cause is found, and the others are cleared by their first
  * token. LONE deaths of that kind are the end. */
 enum { DEATHS_SUSPECT = 2, DEATHS_LONE = 2 };
+_Static_assert((int)TD_QUEUE_SLOTS == (int)TD_SLOTS_MAX, "the queue knows every slot");
 
 int td_scheduler_used(const struct td_daemon *d)
 {
-	int n = 0;
+	return d->queue.used;
+}
 
-	for (int i = 0; i < d->model.shm.slots; i++)
-		n += d->slot[i].busy;
-	return n;
+/* What runs in a slot; NULL when it ended for its client before the target said DONE. */
+static struct td_request *request_in(const struct td_daemon *d, int slot)
+{
+	return td_request_of(d->queue.stay[slot].entry);
 }
 
 /* ---- to the target ----------------------------------------------------------------------------------------------------------------- */
@@ -49,6 +52,9 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	a->k = r->k;
 	a->n_stop = r->n_stop_ids;
 	memcpy(a->stop, r->stop_id, sizeof(a->stop));
+	a->cache = r->cache;
+	a->tenant = r->tenant->number;
+	atomic_store(&a->turn, td_queue_turn(&d->queue, slot));
 	a->sampling = r->sampling;
 	a->grammar_bytes = (int32_t)r->n_grammar;
 	if (r->n_grammar)
@@ -56,55 +62,25 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	memcpy(td_shm_ids(d->shm, slot), r->log.ids, (size_t)r->log.n * sizeof(int32_t));
 }
 
-static int is_suspect(const struct td_request *r)
+static int ring_full(const struct td_ring *ring)
 {
-	return r->barren >= DEATHS_SUSPECT;
+	return atomic_load(&ring->head) - atomic_load(&ring->tail) >= TD_RING_RECORDS;
 }
 
-/* 1 while a suspect waits for the slots to empty, or runs. */
-static int must_wait_alone(const struct td_daemon *d, const struct td_request *r)
-{
-	for (int i = 0; i < d->model.shm.slots; i++)
-		if (d->slot[i].busy && (is_suspect(r) || (d->slot[i].request && is_suspect(d->slot[i].request))))
-			return 1;
-	return 0;
-}
-
-/* Who is next: the head of the queue, but a suspect lets those go first that were alone at fewer deaths. Newcomers are no suspects: none overtakes. */
-static struct td_request *next_of(const struct td_queue *q)
-{
-	struct td_request *first = q->head;
-
-	for (struct td_request *r = first; first && is_suspect(first) && r; r = r->queue_next)
-		if (is_suspect(r) && r->lone < first->lone)
-			first = r;
-	return first;
-}
-
-/* 1 when the next of the queue got a slot. Only that one is tried: the order of arrival is kept even when a smaller one would fit. */
+/* 1 when a request got a slot. */
 static int start_next(struct td_daemon *d)
 {
-	struct td_request *r = next_of(&d->queue);
-	int pages, slot = 0;
 	uint64_t now = td_now_us();
+	struct td_request *r = td_request_of(td_queue_next(&d->queue, now));
+	int slot = td_queue_free_slot(&d->queue);
 
-	if (!r || must_wait_alone(d, r))
+	if (!r || ring_full(&d->shm->to_target))
 		return 0;
-	pages = (r->max_total + TD_PAGE - 1) / TD_PAGE;
-	if (d->pages_used + pages > d->model.kv_pages)
-		return 0;
-	while (slot < d->model.shm.slots && d->slot[slot].busy)
-		slot++;
-	if (slot == d->model.shm.slots)
-		return 0;
-	d->slot[slot] = (struct td_slot){.busy = 1, .request = r, .run = ++d->next_run, .pages = pages};
+	td_queue_start(&d->queue, &r->entry, slot);
+	td_tenant_hold(r->tenant);
+	d->slot[slot] = (struct td_slot){.run = ++d->next_run, .started_us = now};
 	fill_area(d, slot, r);
-	if (!push(d, TD_REC_START, slot, d->slot[slot].run)) {
-		d->slot[slot].busy = 0;
-		return 0;
-	}
-	d->pages_used += pages;
-	td_queue_remove(&d->queue, r);
+	push(d, TD_REC_START, slot, d->slot[slot].run);
 	r->state = TD_REQ_RUNNING;
 	r->slot = slot;
 	r->queue_sum_us += now - r->queued_us;
@@ -114,19 +90,32 @@ static int start_next(struct td_daemon *d)
 	return 1;
 }
 
+/* A request that had its turn makes room for one that waits: told as a cancel to the target, and not at all to its client. */
+static void cut_one(struct td_daemon *d)
+{
+	int slot = td_queue_cut(&d->queue, td_now_us());
+
+	if (slot < 0)
+		return;
+	d->slot[slot].cancel = 1;
+	td_log(TD_LOG_DEBUG, "request %llu is interrupted after %.1f ms of device time: others are behind", (unsigned long long)request_in(d, slot)->number,
+	       (double)d->queue.stay[slot].charged_us / 1000);
+}
+
 /* 1 when the target had to be told something about this slot. */
 static int settle(struct td_daemon *d, int i)
 {
 	struct td_slot *s = &d->slot[i];
+	const struct td_request *r = request_in(d, i);
 	int told = 0, pause;
 
-	if (!s->busy)
+	if (!d->queue.stay[i].flow)
 		return 0;
 	if (s->cancel && !s->cancel_told) {
 		s->cancel_told = push(d, TD_REC_CANCEL, i, s->run);
 		return s->cancel_told;
 	}
-	pause = s->request && s->request->stream && s->request->session && s->request->session->blocked;
+	pause = r && r->stream && r->session && r->session->blocked;
 	if (!s->cancel && pause != s->pause_told && push(d, pause ? TD_REC_PAUSE : TD_REC_RESUME, i, s->run)) {
 		s->pause_told = pause;
 		told = 1;
@@ -140,27 +129,45 @@ void td_scheduler_run(struct td_daemon *d)
 
 	if (!td_supervisor_serving(d))
 		return;
-	for (int i = 0; i < d->model.shm.slots; i++)
-		told |= settle(d, i);
 	while (start_next(d))
 		told = 1;
+	cut_one(d);
+	for (int i = 0; i < d->model.shm.slots; i++)
+		told |= settle(d, i);
 	if (told)
 		td_bell_ring(&d->shm->bell_target);
 }
 
 void td_scheduler_detach(struct td_daemon *d, struct td_request *r, int cancel)
 {
-	struct td_slot *s = &d->slot[r->slot];
-
-	s->request = NULL;
-	s->cancel = cancel;
+	d->queue.stay[r->slot].entry = NULL;
+	if (cancel) {
+		d->slot[r->slot].cancel = 1;
+		td_queue_leave(&d->queue, r->slot);
+	}
 	r->slot = -1;
 }
 
-static void free_slot(struct td_daemon *d, struct td_slot *s)
+static struct td_tenant *tenant_of(struct td_flow *f)
 {
-	d->pages_used -= s->pages;
-	*s = (struct td_slot){0};
+	return (struct td_tenant *)((char *)f - offsetof(struct td_tenant, flow));
+}
+
+/* `ended`: by itself, so that how long it took says something. */
+static void free_slot(struct td_daemon *d, int slot, int ended)
+{
+	struct td_tenant *t = tenant_of(d->queue.stay[slot].flow);
+
+	td_queue_free(&d->queue, slot, ended ? td_now_us() - d->slot[slot].started_us : 0);
+	d->slot[slot] = (struct td_slot){0};
+	td_tenant_drop(&d->tenants, t);
+}
+
+/* What ran in a slot waits again, at the front of what its tenant has waiting. */
+static void requeue(struct td_daemon *d, struct td_request *r)
+{
+	r->slot = -1;
+	td_admission_enqueue(d, r);
 }
 
 void td_scheduler_reset(struct td_daemon *d)
@@ -168,31 +175,29 @@ void td_scheduler_reset(struct td_daemon *d)
 	int alone = td_scheduler_used(d) == 1; /* work for a client that hung up is company, too */
 
 	for (int i = 0; i < d->model.shm.slots; i++) {
-		struct td_request *r = d->slot[i].request;
+		struct td_request *r = request_in(d, i);
 
-		free_slot(d, &d->slot[i]);
+		if (!d->queue.stay[i].flow)
+			continue;
+		free_slot(d, i, 0);
 		if (!r)
 			continue;
-		r->slot = -1;
 		r->restarts++;
-		r->state = TD_REQ_QUEUED;
-		r->queued_us = td_now_us();
-		td_queue_add(&d->queue, r);
-		r->lone += alone && is_suspect(r);
+		r->lone += alone && r->entry.suspect;
 		r->barren++;
+		r->entry.suspect = r->barren >= DEATHS_SUSPECT;
+		r->entry.lone = r->lone;
+		requeue(d, r);
 		if (r->lone >= DEATHS_LONE)
 			td_request_fail(d, r, TD_E_WORKER, "a worker died %d times in a row while this request ran, the last %d times alone, without a token between",
 					r->barren, r->lone);
 	}
-	d->pages_used = 0;
 }
 
 /* ---- from the target --------------------------------------------------------------------------------------------------------------- */
 
-static const char *commit_fault(const struct td_daemon *d, const struct td_slot *s, const struct td_record *rec)
+static const char *commit_fault(const struct td_daemon *d, const struct td_slot *s, const struct td_request *r, const struct td_record *rec)
 {
-	const struct td_request *r = s->request;
-
 	if (rec->n < 1 || rec->n > TD_BLOCK_MAX || rec->drafted > TD_DRAFT_MAX || rec->accepted > rec->drafted)
 		return "counts out of range";
 	if (rec->b != s->commits)
@@ -205,24 +210,31 @@ static const char *commit_fault(const struct td_daemon *d, const struct td_slot 
 	return NULL;
 }
 
-/* What a record says of the device time that the request used. */
-static void charge(struct td_request *r, const struct td_record *rec)
+/* What a record says of the device time that was used: its tenant pays, also for what ran on after the request's end. Workers that don't share a step out
+ * among its requests charge the whole of it. */
+static void charge(struct td_daemon *d, const struct td_record *rec)
 {
-	uint32_t wasted = rec->us_wasted < rec->us_charge ? rec->us_wasted : rec->us_charge;
+	struct td_request *r = request_in(d, rec->slot);
+	struct td_flow *f = d->queue.stay[rec->slot].flow;
+	uint32_t us = rec->us_charge ? rec->us_charge : rec->us_step, wasted = rec->us_wasted < us ? rec->us_wasted : us;
 
-	r->gpu_us += rec->us_charge;
-	r->wasted_us += wasted;
-	td_metrics_charge(r, rec->us_charge, wasted);
-}
-
-static void take_prefill(struct td_slot *s, const struct td_record *rec)
-{
-	struct td_request *r = s->request;
-
+	td_queue_charge(&d->queue, rec->slot, us, rec->kind == TD_REC_COMMIT);
+	for (int i = 0; i < d->model.shm.slots; i++)
+		if (d->queue.stay[i].flow == f)
+			atomic_store_explicit(&td_shm_slot(d->shm, i)->turn, td_queue_turn(&d->queue, i), memory_order_relaxed);
 	if (!r)
 		return;
-	charge(r, rec);
-	if (rec->n || rec->a >= (uint32_t)r->log.n_prompt)
+	r->gpu_us += us;
+	r->wasted_us += wasted;
+	td_metrics_charge(r, us, wasted);
+}
+
+static void take_prefill(struct td_daemon *d, const struct td_record *rec)
+{
+	struct td_request *r = request_in(d, rec->slot);
+
+	charge(d, rec);
+	if (!r || rec->n || rec->a >= (uint32_t)r->log.n_prompt)
 		return;
 	td_metrics_cached(r, rec->a);
 	r->cached_tokens = rec->a;
@@ -238,7 +250,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 		r->first_us = now;
 	r->last_us = now;
 	r->barren = r->lone = 0;
-	charge(r, rec);
+	td_tenant_spend(r->tenant, appended, now);
 	d->count.commits++;
 	d->count.output_tokens += (uint64_t)appended;
 	if (!rec->reason)
@@ -255,7 +267,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 
 static void take_commit(struct td_daemon *d, struct td_slot *s, const struct td_record *rec)
 {
-	struct td_request *r = s->request;
+	struct td_request *r = request_in(d, rec->slot);
 	const struct td_verdict *v = NULL;
 	const char *fault;
 	struct td_error err;
@@ -263,9 +275,11 @@ static void take_commit(struct td_daemon *d, struct td_slot *s, const struct td_
 
 	if (!r) { /* ended for its client; if the target does not know that, it has to be told */
 		s->cancel = 1;
+		td_queue_leave(&d->queue, rec->slot);
+		charge(d, rec);
 		return;
 	}
-	fault = commit_fault(d, s, rec);
+	fault = commit_fault(d, s, r, rec);
 	if (fault) {
 		td_child_kill(&d->target, TD_E_PROTOCOL, "it broke the rules of commits: %s", fault);
 		return;
@@ -273,6 +287,7 @@ static void take_commit(struct td_daemon *d, struct td_slot *s, const struct td_
 	if (r->sampling.logprobs >= 0)
 		v = &td_shm_slot(d->shm, rec->slot)->verdict[s->commits % TD_VERDICTS];
 	s->commits++;
+	charge(d, rec);
 	before = r->log.n;
 	rc = td_request_commit(r, rec->token, rec->n, v, &stopped, &err);
 	count(d, r, rec, r->log.n - before);
@@ -285,20 +300,23 @@ static void take_commit(struct td_daemon *d, struct td_slot *s, const struct td_
 		td_stream_pump(d, r);
 }
 
-static void take_done(struct td_daemon *d, struct td_slot *s, const struct td_record *rec)
+static void take_done(struct td_daemon *d, const struct td_record *rec)
 {
-	struct td_request *r = s->request;
+	struct td_request *r = request_in(d, rec->slot);
+	int cut = d->queue.stay[rec->slot].cut;
 
 	/* The daemon sees natural ends by itself, at the token that makes them. */
-	if (r && rec->reason != TD_FIN_ERROR) {
+	if (r && rec->reason != TD_FIN_ERROR && !(cut && rec->reason == TD_FIN_CANCELLED)) {
 		td_child_kill(&d->target, TD_E_PROTOCOL, "it ended a request that is not at its end (reason %u)", rec->reason);
 		return;
 	}
-	free_slot(d, s);
-	if (!r)
-		return;
-	r->slot = -1;
-	td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
+	free_slot(d, rec->slot, !cut);
+	if (r && rec->reason == TD_FIN_CANCELLED) {
+		requeue(d, r);
+	} else if (r) {
+		r->slot = -1;
+		td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
+	}
 }
 
 static void take_target(struct td_daemon *d, const struct td_record *rec)
@@ -316,14 +334,14 @@ static void take_target(struct td_daemon *d, const struct td_record *rec)
 		return;
 	}
 	s = &d->slot[rec->slot];
-	if (!s->busy || s->run != rec->request)
+	if (!d->queue.stay[rec->slot].flow || s->run != rec->request)
 		return;
 	if (rec->kind == TD_REC_COMMIT)
 		take_commit(d, s, rec);
 	else if (rec->kind == TD_REC_DONE)
-		take_done(d, s, rec);
+		take_done(d, rec);
 	else if (rec->kind == TD_REC_PREFILL)
-		take_prefill(s, rec);
+		take_prefill(d, rec);
 	else
 		td_child_kill(&d->target, TD_E_PROTOCOL, "it sent a record of kind %u", rec->kind);
 }

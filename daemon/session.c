@@ -67,6 +67,7 @@ void td_session_close(struct td_session *s)
 		s->next->prev = s->prev;
 	d->n_sessions--;
 	s->protocol->closing(s);
+	td_session_be(s, NULL);
 	uv_close(&s->io.handle, on_closed);
 }
 
@@ -117,7 +118,6 @@ int td_session_open(struct td_daemon *d, int fd, const struct td_session_protoco
 		s->uid = cred.uid;
 		s->pid = cred.pid;
 	}
-	snprintf(s->tenant, sizeof(s->tenant), "uid-%u", (unsigned)s->uid);
 	rc = open_stream(s, fd, tcp);
 	if (rc < 0) {
 		s->state = TD_SES_CLOSED;
@@ -443,10 +443,15 @@ static uint32_t retry_ms(int code)
 	return 0;
 }
 
-void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e)
+void td_session_error_retry(struct td_session *s, uint64_t tag, const struct td_error *e, uint32_t retry)
 {
 	td_metrics_error(s->d, e->code);
-	s->protocol->error(s, tag, e, retry_ms(e->code));
+	s->protocol->error(s, tag, e, retry ? retry : retry_ms(e->code));
+}
+
+void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e)
+{
+	td_session_error_retry(s, tag, e, 0);
 }
 
 void td_session_end(struct td_session *s)
@@ -464,7 +469,7 @@ void td_session_refuse(struct td_session *s, int code, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(err.text, sizeof(err.text), fmt, ap);
 	va_end(ap);
-	td_log(TD_LOG_INFO, "connection %llu of %s (process %d) is ended: %s", (unsigned long long)s->number, s->tenant, (int)s->pid, err.text);
+	td_log(TD_LOG_INFO, "connection %llu of %s (process %d) is ended: %s", (unsigned long long)s->number, td_session_who(s), (int)s->pid, err.text);
 	td_session_error(s, 0, &err);
 	td_session_end(s);
 }
@@ -484,7 +489,7 @@ void td_sessions_flush(struct td_daemon *d)
 
 static void drop_slow(struct td_session *s)
 {
-	td_log(TD_LOG_WARN, "connection %llu of %s (process %d) has not read for %d s: its requests are dropped", (unsigned long long)s->number, s->tenant,
+	td_log(TD_LOG_WARN, "connection %llu of %s (process %d) has not read for %d s: its requests are dropped", (unsigned long long)s->number, td_session_who(s),
 	       (int)s->pid, s->d->cfg.slow_reader_s);
 	while (s->requests) {
 		struct td_request *r = s->requests;

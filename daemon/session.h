@@ -21,6 +21,7 @@ struct td_ids;
 struct td_job;
 struct td_request;
 struct td_session;
+struct td_tenant;
 
 struct td_session_protocol {
 	const char *name;
@@ -66,7 +67,8 @@ struct td_session {
 	uint64_t number;
 	uid_t uid;
 	pid_t pid;
-	char tenant[32];
+	struct td_tenant *tenant; /* a reference; NULL until Hello, or until a key said it */
+	uint32_t tenant_generation;
 	enum td_session_state state;
 	int reading;
 	uint64_t opened_us, ending_us;
@@ -94,6 +96,8 @@ void td_session_close(struct td_session *s); /* now; its requests are lost */
 void td_session_refuse(struct td_session *s, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void td_session_end(struct td_session *s); /* ends once what it has to say is written */
 void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e);
+/* The same where it is known how long to wait before trying again; 0 = it is not. */
+void td_session_error_retry(struct td_session *s, uint64_t tag, const struct td_error *e, uint32_t retry_ms);
 uint8_t *td_session_reserve(struct td_session *s, size_t n); /* room for n bytes of output, to be filled at once; NULL: none, or the session ends */
 size_t td_session_pending(const struct td_session *s);
 void td_session_go_on(struct td_session *s); /* `hold` was lifted */

@@ -153,7 +153,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	st.tenant = tenants;
 	st.has_kv_pages = st.has_kv_pages_used = 1;
 	st.kv_pages = (uint32_t)d->model.kv_pages;
-	st.kv_pages_used = (uint32_t)d->pages_used;
+	st.kv_pages_used = (uint32_t)d->queue.pages_used;
 	st.daemon_cpu_us = td_status_cpu_us() - d->start_cpu_us;
 	st.last_error = d->last_error[0] ? (char *)d->last_error : NULL;
 	td_mps_sharing(d, sharing, sizeof(sharing));

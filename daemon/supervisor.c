@@ -242,7 +242,7 @@ static int target_has_work(const struct td_daemon *d)
 	const struct td_ring *ring = &d->shm->to_target;
 
 	for (int i = 0; i < d->model.shm.slots; i++)
-		if (d->slot[i].busy && (d->slot[i].cancel || !d->slot[i].pause_told))
+		if (d->queue.stay[i].flow && (d->slot[i].cancel || !d->slot[i].pause_told))
 			return 1;
 	return atomic_load(&d->shm->stats_target.busy) != 0 || atomic_load(&ring->head) != atomic_load(&ring->tail);
 }

@@ -6,8 +6,8 @@
  * settings of [tenant default]), the shared tenant "default", or a refusal. A uid that several sections name may choose among them by Hello.tenant; the first
  * of them is what it gets otherwise.
  *
- * Who owns: the daemon owns the table, the table its tenants. Sessions, requests and slots hold references; a tenant whose section vanished in a reload, or that was
- * made for a uid, is freed when nobody holds it. Numbers are never used twice: the prefix cache goes by them.
+ * Who owns: the daemon owns the table, the table its tenants. Sessions, requests and slots hold references; a tenant whose section
+ * vanished in a reload is freed when nobody holds it. Numbers are never used twice: the prefix cache goes by them.
  * What must never happen: a key compared in a time that tells how much of it is right; a table that clients can grow beyond its bound.
  */
 #ifndef TD_TENANT_H
@@ -49,9 +49,10 @@ struct td_tenant_config {
 enum td_unknown { TD_UNKNOWN_OWN, TD_UNKNOWN_DEFAULT, TD_UNKNOWN_REFUSE };
 
 struct td_tenants_config {
-	struct td_tenant_config *tenant; /* malloc'd (n), in the order of the file */
+	struct td_tenant_config *tenant; /* malloc'd (n), in the order in which they were named */
 	int n;
 	char *unknown; /* own, default, refuse */
+	char *order; /* fair, arrival */
 	char *exposed; /* a file with API keys that everybody may read; NULL: none */
 };
 
@@ -61,6 +62,7 @@ struct td_tenant_config *td_tenant_config_get(struct td_tenants_config *c, const
 int td_tenant_config_uids(struct td_tenant_config *t, const char *value, struct td_error *err);
 int td_tenant_config_gids(struct td_tenant_config *t, const char *value, struct td_error *err);
 int td_tenant_config_keys(const struct td_tenants_config *c, struct td_tenant_config *t, const char *value, struct td_error *err);
+void td_tenant_config_finish(struct td_tenant_config *t);
 void td_tenants_config_finish(struct td_tenants_config *c);
 
 /* ---- tenants ----------------------------------------------------------------------------------------------------------------------- */
@@ -70,8 +72,9 @@ struct td_tenant {
 	uint64_t number; /* never used twice */
 	int refs; /* sessions, requests, slots */
 	int configured; /* 0: made for a uid, or its section vanished */
-	uid_t own_uid; /* whose, when made for a uid */
-	int own;
+	int place; /* of its section in the configuration */
+	int own; /* made for a uid */
+	uid_t own_uid;
 	struct td_flow flow; /* flow.running, flow.queued, flow.pages, flow.clock_us: how things stand */
 	/* token bucket: of tokens_per_minute */
 	double tokens; /* what is left; below 0: owed */
@@ -99,6 +102,8 @@ void td_tenants_finish(struct td_tenants *t);
 struct td_tenant *td_tenant_by_peer(struct td_tenants *t, int fd, const char *asked, struct td_error *err);
 /* Whose key it is: a reference, or NULL + err (unauthorized). */
 struct td_tenant *td_tenant_by_key(struct td_tenants *t, const char *key, struct td_error *err);
+/* The shared tenant "default": a reference; NULL: no room. */
+struct td_tenant *td_tenant_default(struct td_tenants *t);
 struct td_tenant *td_tenant_hold(struct td_tenant *t);
 void td_tenant_drop(struct td_tenants *t, struct td_tenant *x); /* NULL is fine */
 
