@@ -47,7 +47,9 @@ struct td_meter *td_metrics_meter(struct td_metrics *m, const char *tenant)
 
 static int code_place(int code)
 {
-	return code < 0 && code > -TD_METRICS_CODES ? -code : 0;
+	int known = code < 0 && code > -TD_METRICS_CODES && td_error_code(td_error_name(code), 0) == code;
+
+	return known ? -code : -TD_E_INTERNAL;
 }
 
 void td_metrics_error(struct td_daemon *d, int code)
@@ -156,6 +158,8 @@ void td_metrics_end(struct td_daemon *d, const struct td_request *r)
 		return;
 	if (r->state == TD_REQ_LOST)
 		r->meter->ended[TD_OUT_LOST]++;
+	else if (r->error.code == TD_E_CANCELLED)
+		r->meter->ended[TD_OUT_CANCELLED]++;
 	else if (r->error.code)
 		r->meter->ended[TD_OUT_ERROR + code_place(r->error.code)]++;
 	else

@@ -22,7 +22,7 @@ enum {
 	TD_METRICS_TENANTS = 64,
 	TD_METRICS_BOUNDS = 16,
 	TD_METRICS_NAME = 64, /* bytes of a tenant's name, its end included */
-	TD_METRICS_CODES = 64, /* error code -n at place n; 0: a code that is none of ours */
+	TD_METRICS_CODES = 64, /* error code -n at place n; one that is none of ours at that of "internal" */
 };
 
 /* Microseconds; bucket i counts what is at most bound i, and more than bound i - 1. Each histogram goes with one of the lists of bounds below. */

@@ -91,7 +91,7 @@ static void histogram(FILE *f, const char *name, const char *label, const struct
 
 static const char *code_name(int place)
 {
-	return td_error_name(place ? -place : TD_E_INTERNAL);
+	return td_error_name(-place);
 }
 
 /* ---- tenants ----------------------------------------------------------------------------------------------------------------------- */
