@@ -138,7 +138,7 @@ static void compose(struct top *o)
 	if (o->paused)
 		td_top_add(s, TD_TOP_BOLD, "paused: p goes on");
 	if (!o->now)
-		td_top_add(s, TD_TOP_BOLD, "no answer: %s (%s); it is tried again", o->error.text, o->error.name);
+		td_top_add(s, TD_TOP_BOLD, "no daemon, trying again: %s (%s)", o->error.text, o->error.name);
 	else if (o->restarted)
 		td_top_add(s, TD_TOP_BOLD, "the daemon was restarted: figures are since then");
 	if (o->now)

@@ -5,8 +5,8 @@
  *
  * Steps: "expect:TEXT" waits until TEXT has appeared after what was matched before, "send:TEXT" types it (\n, \r, \e, \xHH and "^C" are
  * translated in both), "prompt:TEXT" is expect and then waits until the command reads key by key (a line editor shows its prompt a moment
- * earlier; Ctrl-D would mean something else to the terminal then), "more:N" waits for N more bytes, "sh:COMMAND" runs a command of the test's own, which must
- * succeed. The exit code is the command's, 99 when a step failed or the command doesn't end; what it wrote goes to stdout. A step that failed
+ * earlier; Ctrl-D would mean something else to the terminal then), "more:N" waits for N more bytes, "size:COLUMNSxLINES" changes the terminal's
+ * size, "cont:" lets a command go on that has suspended itself, "sh:COMMAND" runs a command of the test's own, which must succeed. The exit code is the command's, 99 when a step failed or the command doesn't end; what it wrote goes to stdout. A step that failed
  * says what it waited for, how long, and what the command was doing; the command is killed then.
  */
 #include <poll.h>
@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <time.h>
@@ -132,7 +133,26 @@ static size_t translate(const char *text, char *out, size_t size)
 	return n;
 }
 
-static int step(int fd, const char *s)
+/* Once it has stopped itself (Ctrl-Z): lets it go on. */
+static int go_on(pid_t pid, int fd)
+{
+	long until = now_ms() + STEP_LIMIT_MS;
+	int status;
+
+	while (waitpid(pid, &status, WNOHANG | WUNTRACED) == 0)
+		if (now_ms() > until || !take(fd, 5))
+			return -1;
+	return WIFSTOPPED(status) ? kill(pid, SIGCONT) : -1;
+}
+
+static int resize(int fd, const char *text)
+{
+	struct winsize w = {0};
+
+	return sscanf(text, "%hux%hu", &w.ws_col, &w.ws_row) == 2 ? ioctl(fd, TIOCSWINSZ, &w) : -1;
+}
+
+static int step(pid_t pid, int fd, const char *s)
 {
 	char text[4096];
 	const char *colon = strchr(s, ':');
@@ -146,6 +166,10 @@ static int step(int fd, const char *s)
 		return system(s + 3);
 	if (!strncmp(s, "prompt:", 7))
 		return expect(fd, text) || key_by_key(fd);
+	if (!strncmp(s, "size:", 5))
+		return resize(fd, s + 5);
+	if (!strcmp(s, "cont:"))
+		return go_on(pid, fd);
 	if (!strncmp(s, "more:", 5))
 		return more(fd, (size_t)atol(s + 5));
 	return -1;
@@ -171,7 +195,7 @@ int main(int argc, char **argv)
 	}
 	for (i = split + 1; !failed && i < argc; i++) {
 		from = now_ms();
-		failed = step(fd, argv[i]);
+		failed = step(pid, fd, argv[i]);
 		if (failed) {
 			say_failed(argv[i], pid, fd, now_ms() - from);
 			kill(pid, SIGKILL);
