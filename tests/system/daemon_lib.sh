@@ -41,7 +41,7 @@ start() {
 	tries=0
 	until grep -q "socket $SOCK\$" "$LOG"; do
 		tries=$((tries + 1))
-		[ $tries -lt 400 ] || fail "tandemd does not open its socket"
+		[ $tries -lt 1200 ] || fail "tandemd does not open its socket"
 		[ ! -s "$T/code" ] || fail "tandemd ended with code $(cat "$T/code")"
 		sleep 0.05
 	done

@@ -15,7 +15,7 @@ text() {
 for bytes in 150 177 190 211; do
 	"$TOOLS/cut_proxy" "$T/p" "$SOCK" $bytes 4 >"$T/cuts" &
 	proxy=$!
-	for i in $(seq 100); do [ -S "$T/p" ] && break; sleep 0.05; done
+	for i in $(seq 1200); do [ -S "$T/p" ] && break; sleep 0.05; done
 	code 0 run --socket "$T/p" --no-think -g --ignore-eos -n 40 --json "$Q"
 	kill $proxy
 	wait $proxy 2>/dev/null
@@ -28,7 +28,7 @@ done
 # The daemon ends in the middle: an error, not a hang (no one to reconnect to: it tries for ten seconds).
 "$TANDEM" run --no-think -g --ignore-eos -n 400 "$Q" >"$OUT" 2>"$T/err" &
 P=$!
-for i in $(seq 100); do [ -s "$OUT" ] && break; sleep 0.05; done
+for i in $(seq 1200); do [ -s "$OUT" ] && break; sleep 0.05; done
 kill -9 "$PID"
 wait $P
 got=$?

@@ -116,12 +116,12 @@ one_line "can't write"
 # Ctrl-C: the answer so far, exit code 130, the slot free again.
 "$TANDEM" run --no-think -g --ignore-eos -n 480 "$Q" >"$OUT" 2>"$T/err" &
 P=$!
-for i in $(seq 100); do [ -s "$OUT" ] && break; sleep 0.05; done
+for i in $(seq 1200); do [ -s "$OUT" ] && break; sleep 0.05; done
 [ -s "$OUT" ] || fail "no answer to interrupt"
 kill -INT $P
 wait $P
 [ $? = 130 ] || fail "Ctrl-C: exit code $? ($(cat "$T/err"))"
-for i in $(seq 100); do # within a cycle, which takes its time on a busy machine
+for i in $(seq 1200); do # within a cycle, which takes its time on a busy machine
 	code 0 status
 	grep -q "0 of 4 in use" "$OUT" && break
 	sleep 0.05

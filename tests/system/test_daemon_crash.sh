@@ -13,7 +13,7 @@ three() {
 	gen tag=3 ids=400,401*700,402 max_tokens=80 ignore_eos=1 draft_tokens=3
 	$1
 	use 0
-	timeout 20000
+	timeout 60000
 	until "tag=3 finish reason=2"
 	total tag=1
 	total tag=2
@@ -154,7 +154,7 @@ stop
 FAKE_TARGET=step_us=1000,poison=999
 start $START
 raw <<'END'
-timeout 30000
+timeout 60000
 greet 0
 gen tag=1 ids=300,301 max_tokens=50 draft_tokens=0
 gen tag=2 ids=999,300 max_tokens=50
@@ -177,7 +177,7 @@ start --engine.slots=8
 {
 	echo 'greet 1'
 	echo 'greet 0'
-	echo 'timeout 30000'
+	echo 'timeout 60000'
 	for i in 1 2 3 4 5 6 7 8; do echo "gen tag=$i ids=30$i,300*299 max_tokens=2 draft_tokens=0"; done
 	echo 'use 1'
 	for i in 1 2 3 4 5 6; do

@@ -33,7 +33,7 @@ mps_gone() { # none of them lives
 	while read -r pid; do
 		while kill -0 "$pid" 2>/dev/null && [ "$(sed 's/.*) //' "/proc/$pid/stat" | cut -c 1)" != Z ]; do
 			tries=$((tries + 1))
-			[ $tries -lt 40 ] || fail "$1: process $pid was left behind"
+			[ $tries -lt 400 ] || fail "$1: process $pid was left behind"
 			sleep 0.05
 		done
 	done <"$T/mps/pids"
@@ -43,7 +43,7 @@ waits() { # text, seconds: until the log has it
 	tries=0
 	until grep -q "$1" "$LOG"; do
 		tries=$((tries + 1))
-		[ $tries -lt $(($2 * 20)) ] || fail "the log does not say: $1"
+		[ $tries -lt $(($2 * 200)) ] || fail "the log does not say: $1"
 		sleep 0.05
 	done
 }
@@ -51,7 +51,7 @@ one() { # an answer of $1 tokens, lines after its first delta in $2, then expect
 	n=$1 middle=$2
 	shift 2
 	{
-		printf 'timeout 20000\ngreet 1\ngreet 0\n'
+		printf 'timeout 60000\ngreet 1\ngreet 0\n'
 		printf 'gen tag=1 ids=300,301,302,303,304 max_tokens=%s ignore_eos=1\nuntil "tag=1 delta"\n' "$n"
 		printf '%s\nuse 0\nuntil "tag=1 finish reason=2"\ntotal tag=1\nuse 1\nwait_status "state=ready"\n' "$middle"
 		for e; do

@@ -62,8 +62,8 @@ high=$(awk '/VmHWM/ { print $2 }' "/proc/$PID/status")
 tries=0
 until [ "$(rss)" -lt $((before + 3072)) ]; do
 	tries=$((tries + 1))
-	[ $tries -lt 100 ] || [ "$B" = build-san ] || fail "RSS was $before KiB, at most $high, and stays at $(rss)"
-	[ $tries -lt 100 ] || break
+	[ $tries -lt 400 ] || [ "$B" = build-san ] || fail "RSS was $before KiB, at most $high, and stays at $(rss)"
+	[ $tries -lt 400 ] || break
 	sleep 0.05
 done
 echo "RSS: $before KiB before, at most $high, $(rss) afterwards"

@@ -114,9 +114,13 @@ refused 2 'cannot open the log file /nowhere/log' --tandem.log_file=/nowhere/log
 [ -z "$(find "$T" -name '*.ipc')" ] && [ ! -e "$SOCK" ] || fail "a refused start left sockets behind"
 
 # ---- only the runtime folder is chosen: the socket's folder is the default one, and is made
-code=0
-XDG_RUNTIME_DIR=$T/xdg timeout 1 "$BIN/tandemd" --tandem.runtime_dir="$T/run3" --model.target="$ROOT/models/tiny/target-int4" --model.drafter=none \
-	--engine.target_worker="$WORKER" --engine.device=cpu >"$T/refused" 2>&1 || code=$?
+XDG_RUNTIME_DIR=$T/xdg "$BIN/tandemd" --tandem.runtime_dir="$T/run3" --model.target="$ROOT/models/tiny/target-int4" --model.drafter=none \
+	--engine.target_worker="$WORKER" --engine.device=cpu >"$T/refused" 2>&1 &
+PID=$!
+for i in $(seq 600); do grep -q ' socket ' "$T/refused" && break; sleep 0.05; done
+kill "$PID"
+wait "$PID"
+PID=
 grep -q "socket $T/xdg/tandem/tandem.sock\$" "$T/refused" || fail "the default socket's folder is not made: $(cat "$T/refused")"
 
 # ---- a second daemon: on the same folder, on the same socket; the first does not notice

@@ -61,7 +61,7 @@ done
 FAKE_TARGET=$GOOD FAKE_DRAFTER=exit
 start
 raw <<'END'
-timeout 30000
+timeout 60000
 greet 0
 gen tag=1 ids=300 max_tokens=5
 until "tag=1 error code=worker_failed text=the drafter worker cannot be had: it ended with exit code 7; it is tried again every 30 s"

@@ -5,7 +5,7 @@ mkdir "$T/m"
 cp -r "$ROOT/models/tiny/target-int4" "$ROOT/models/tiny/drafter-int4" "$T/m"
 check() { # what the last line must hold
 	for how in --check ''; do
-		timeout 10 "$BIN/tandemd" $how --tandem.socket="$SOCK" --tandem.runtime_dir="$T/run" --model.target="$T/m/target-int4" --model.drafter="$T/m/drafter-int4" \
+		timeout 60 "$BIN/tandemd" $how --tandem.socket="$SOCK" --tandem.runtime_dir="$T/run" --model.target="$T/m/target-int4" --model.drafter="$T/m/drafter-int4" \
 			--engine.target_worker="$WORKER" --engine.drafter_worker="$WORKER" --engine.device=cpu >"$OUT" 2>&1
 		code=$?
 		[ $code = 2 ] || fail "$1: code $code, not 2"

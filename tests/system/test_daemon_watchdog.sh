@@ -9,7 +9,7 @@ answer() { # $1 = milliseconds until the signal, $2 = worker, '' for none, $3 = 
 	raw <<-END
 	greet 1
 	greet 0
-	timeout 20000
+	timeout 60000
 	gen tag=1 ids=300,301,302,303 max_tokens=${4:-12} ignore_eos=1 draft_tokens=1
 	gen tag=2 ids=400,401,402 max_tokens=${4:-12} ignore_eos=1 draft_tokens=1
 	until "delta"
@@ -56,7 +56,7 @@ for ms in 0 13; do
 		raw <<-END
 		greet 1
 		greet 0
-		timeout 30000
+		timeout 60000
 		gen tag=1 ids=300,301,302,303 max_tokens=150 ignore_eos=1
 		until "delta"
 		use 1

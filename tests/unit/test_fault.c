@@ -27,7 +27,7 @@ static int child(const char *spec, const char *spot, int visits)
 	if (pid == 0) {
 		setrlimit(RLIMIT_CORE, &no_core);
 		signal(SIGABRT, SIG_DFL);
-		alarm(1);
+		alarm(3);
 		td_fault_arm(spec);
 		for (int i = 0; i < visits; i++)
 			td_fault_spot(spot);

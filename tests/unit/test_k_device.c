@@ -219,7 +219,7 @@ static void flags(void **state)
 	clock_gettime(CLOCK_MONOTONIC, &from);
 	assert_int_equal(ops->flag_wait(a, &back, (uint64_t)6 << 32 | 4, &bell_a, 60, &err), TD_E_DEADLINE);
 	clock_gettime(CLOCK_MONOTONIC, &to);
-	assert_in_range((to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000, 55, 1000);
+	assert_in_range((to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000, 55, 30000);
 	k_close(a);
 	k_close(b);
 }

@@ -168,7 +168,7 @@ static void stderr_is_a_pipe(void **state)
 	assert_int_equal(pipe(p), 0);
 	pid = fork();
 	if (pid == 0) {
-		alarm(10);
+		alarm(60);
 		close(p[1] == STDERR_FILENO ? -1 : STDERR_FILENO);
 		dup2(p[1], STDERR_FILENO);
 		close(p[1]);

@@ -239,11 +239,11 @@ static void bell_timeouts(void **state)
 
 	(void)state;
 	ms = wait_ms(&bell, 0, 30);
-	assert_true(ms >= 29 && ms < 2000);
-	assert_true(wait_ms(&bell, 0, 0) < 20);
+	assert_true(ms >= 29 && ms < 30000);
+	assert_true(wait_ms(&bell, 0, 0) < 10000);
 	td_bell_ring(&bell);
 	assert_int_equal(atomic_load(&bell.count), 1);
-	assert_true(wait_ms(&bell, 0, 60000) < 1000); /* it rang since */
+	assert_true(wait_ms(&bell, 0, 60000) < 30000); /* it rang since */
 	assert_int_equal(atomic_load(&bell.sleepers), 0);
 }
 
