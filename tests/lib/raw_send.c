@@ -18,7 +18,7 @@ void raw_send_bytes(const uint8_t *data, size_t n)
 		if (k < 0 && errno == EINTR)
 			continue;
 		if (k < 0)
-			return; /* the daemon closed: what it raw_said is read next */
+			return; /* the daemon closed: what it said is read next */
 		data += k;
 		n -= (size_t)k;
 	}

@@ -71,7 +71,7 @@ static int take_frame(int quiet)
 	return 1;
 }
 
-/* 1 and a line in `raw_said`; 0 at the end; -1 when nothing came in time. */
+/* 1 and a line in raw_said; 0 at the end; -1 when nothing came in time. */
 static int receive(int wait_ms, int quiet)
 {
 	uint64_t end = td_now_us() + (uint64_t)wait_ms * 1000;
