@@ -236,5 +236,6 @@ int td_admission_configure(struct td_daemon *d, struct td_daemon_config *c, stru
 	d->cfg.queue = c->queue;
 	d->cfg.batch_age_s = c->batch_age_s;
 	d->cfg.quantum_ms = c->quantum_ms;
+	td_metrics_know(d);
 	return 0;
 }

@@ -81,12 +81,18 @@ void td_metrics_start(struct td_request *r, uint64_t waited_us)
 		td_histogram_add(&r->meter->queue_wait, td_bounds_wait, waited_us, 1);
 }
 
-void td_metrics_charge(struct td_request *r, uint64_t us, uint64_t wasted_us)
+void td_metrics_charge(struct td_meter *m, uint64_t us, uint64_t wasted_us)
 {
-	if (!r->meter)
-		return;
-	r->meter->device_us += us;
-	r->meter->wasted_us += wasted_us;
+	m->device_us += us;
+	m->wasted_us += wasted_us;
+}
+
+/* Who is configured has a name before strangers take them all. */
+void td_metrics_know(struct td_daemon *d)
+{
+	for (int i = 0; i < d->tenants.n; i++)
+		if (d->tenants.tenant[i]->configured)
+			td_metrics_meter(&d->metrics, d->tenants.tenant[i]->cfg.name);
 }
 
 /* A prompt is counted as cached once, however often a worker's death makes it start again. */
@@ -102,8 +108,8 @@ void td_metrics_now(const struct td_daemon *d, struct td_metrics_now *now)
 	for (const struct td_request *r = d->requests; r; r = r->hh.next) {
 		long i = r->meter ? r->meter - d->metrics.meter : TD_METRICS_TENANTS;
 
-		now->waiting[i][0] += r->state == TD_REQ_QUEUED;
-		now->running[i][0] += r->state == TD_REQ_RUNNING;
+		now->waiting[i][r->entry.band] += r->state == TD_REQ_QUEUED;
+		now->running[i][r->entry.band] += r->state == TD_REQ_RUNNING;
 	}
 }
 

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/queue.h"
 #include "engine/shm.h"
 
 struct td_daemon;
@@ -72,14 +73,15 @@ void td_metrics_refuse(struct td_daemon *d, const char *tenant, int code); /* a 
 void td_metrics_start(struct td_request *r, uint64_t waited_us); /* it got a slot; started_us is not set yet the first time */
 /* Before the request's figures are brought up to date: last_us is that of the commit before. `tokens`, `accepted`: those that count. */
 void td_metrics_commit(struct td_daemon *d, const struct td_request *r, const struct td_record *rec, int tokens, int accepted, uint64_t now_us);
-void td_metrics_charge(struct td_request *r, uint64_t us, uint64_t wasted_us); /* device time */
+void td_metrics_charge(struct td_meter *m, uint64_t us, uint64_t wasted_us); /* device time */
+void td_metrics_know(struct td_daemon *d); /* the configuration was put into force */
 void td_metrics_cached(struct td_request *r, uint32_t tokens); /* what the prefix cache gave; before r->cached_tokens is set */
 void td_metrics_end(struct td_daemon *d, const struct td_request *r); /* its state and finish or error are set */
 void td_metrics_error(struct td_daemon *d, int code); /* some error was told to a client */
 void td_metrics_connect(struct td_daemon *d, enum td_protocol protocol);
 
 struct td_metrics_now { /* by place of the meter, and band */
-	uint32_t waiting[TD_METRICS_TENANTS + 1][2], running[TD_METRICS_TENANTS + 1][2];
+	uint32_t waiting[TD_METRICS_TENANTS + 1][TD_BANDS], running[TD_METRICS_TENANTS + 1][TD_BANDS];
 };
 void td_metrics_now(const struct td_daemon *d, struct td_metrics_now *now);
 /* Those that are told, in their order: with names, then "other" once there are as many names as may be. Returns how many. */

@@ -258,7 +258,7 @@ static void about_cycles(FILE *f, const struct td_daemon *d)
 
 	family(f, "cycle_stage_seconds_total", "counter",
 	       "Where cycles spend their time: draft, wait (of the target for drafts), verify, commit. wait less draft is the channels' part.");
-	seconds(f, load(&w->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "draft");
+	seconds(f, load(&w->draft_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "draft");
 	seconds(f, load(&t->wait_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "wait");
 	seconds(f, load(&t->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "verify");
 	seconds(f, load(&t->commit_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "commit");
@@ -315,8 +315,20 @@ static void planned(FILE *f, const char *worker, const struct td_memplan_worker 
 		count(f, table[i].bytes, "planned_memory_bytes", "{worker=\"%s\",part=\"%s\"}", worker, table[i].part);
 }
 
+static void about_prefix(FILE *f, const struct td_worker_stats *t)
+{
+	single(f, "prefix_lookups_total", "counter", "Requests that asked the prefix cache.", load(&t->prefix_lookups));
+	single(f, "prefix_hits_total", "counter", "Of the lookups: those that found something.", load(&t->prefix_hits));
+	single(f, "prefix_hit_tokens_total", "counter", "Prompt tokens that the prefix cache gave.", load(&t->prefix_hit_tokens));
+	single(f, "prefix_evicted_pages_total", "counter", "KV pages that the prefix cache gave up.", load(&t->prefix_evicted));
+	single(f, "state_checkpoints", "gauge", "Checkpoints of recurrent state that the prefix cache holds.", load(&t->prefix_states));
+	single(f, "state_checkpoints_limit", "gauge", "The most checkpoints that there can be.", load(&t->prefix_states_max));
+}
+
 static void about_memory(FILE *f, const struct td_daemon *d)
 {
+	const struct td_worker_stats *t = &d->shm->stats_target;
+
 	if (d->model.memory_known) {
 		family(f, "planned_memory_bytes", "gauge", "Device memory as planned at the start.");
 		planned(f, "target", &d->model.memory.target);
@@ -325,6 +337,7 @@ static void about_memory(FILE *f, const struct td_daemon *d)
 		count(f, d->model.memory.exchange, "planned_memory_bytes", "{worker=\"%s\",part=\"%s\"}", "both", "exchange");
 	}
 	single(f, "kv_pages", "gauge", "Pages of the KV cache, of 64 tokens each.", (uint64_t)d->model.kv_pages);
+	single(f, "kv_pages_cached", "gauge", "KV pages that only the prefix cache holds.", load(&t->prefix_pages));
 	single(f, "kv_pages_used", "gauge", "KV pages that running requests have.", (uint64_t)d->queue.pages_used);
 }
 
@@ -348,6 +361,7 @@ char *td_metrics_render(const struct td_daemon *d, size_t *n)
 	about_cycles(f, d);
 	about_workers(f, d);
 	about_memory(f, d);
+	about_prefix(f, &d->shm->stats_target);
 	bad = ferror(f);
 	if (fclose(f) || bad) {
 		free(text);

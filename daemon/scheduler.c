@@ -222,11 +222,11 @@ static void charge(struct td_daemon *d, const struct td_record *rec)
 	for (int i = 0; i < d->model.shm.slots; i++)
 		if (d->queue.stay[i].flow == f)
 			atomic_store_explicit(&td_shm_slot(d->shm, i)->turn, td_queue_turn(&d->queue, i), memory_order_relaxed);
+	td_metrics_charge(r ? r->meter : td_metrics_meter(&d->metrics, tenant_of(f)->cfg.name), us, wasted);
 	if (!r)
 		return;
 	r->gpu_us += us;
 	r->wasted_us += wasted;
-	td_metrics_charge(r, us, wasted);
 }
 
 static void take_prefill(struct td_daemon *d, const struct td_record *rec)

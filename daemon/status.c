@@ -77,6 +77,31 @@ static void worker_fill(const struct td_daemon *d, const struct td_child *w, Tan
 #undef READ
 }
 
+/* 1 for those whose section is gone, and for those who share "other". */
+static double weight_of(const struct td_daemon *d, const char *name)
+{
+	for (int i = 0; i < d->tenants.n; i++)
+		if (!strcmp(d->tenants.tenant[i]->cfg.name, name))
+			return d->tenants.tenant[i]->cfg.weight;
+	return 1;
+}
+
+static void prefix_fill(const struct td_daemon *d, Tandem__PrefixStatus *o)
+{
+	const struct td_worker_stats *st = &d->shm->stats_target;
+
+	tandem__prefix_status__init(o);
+#define READ(field) atomic_load_explicit(&st->prefix_##field, memory_order_relaxed)
+	o->lookups = READ(lookups);
+	o->hits = READ(hits);
+	o->hit_tokens = READ(hit_tokens);
+	o->evicted = READ(evicted);
+	o->pages = (uint32_t)READ(pages);
+	o->states = (uint32_t)READ(states);
+	o->states_max = (uint32_t)READ(states_max);
+#undef READ
+}
+
 static void tenants_fill(const struct td_daemon *d, Tandem__TenantStatus *o, Tandem__TenantStatus **list, size_t *n)
 {
 	const struct td_meter *meter[TD_METRICS_TENANTS + 1];
@@ -90,7 +115,7 @@ static void tenants_fill(const struct td_daemon *d, Tandem__TenantStatus *o, Tan
 		tandem__tenant_status__init(o);
 		list[i] = o;
 		o->name = (char *)m->name;
-		o->weight = 1;
+		o->weight = weight_of(d, m->name);
 		o->running = now.running[i][0] + now.running[i][1];
 		o->queued = now.waiting[i][0] + now.waiting[i][1];
 		o->requests = m->requests;
@@ -119,6 +144,7 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
 	Tandem__WorkerStatus worker[2], *list[2] = {&worker[0], &worker[1]};
 	Tandem__TenantStatus tenant[TD_METRICS_TENANTS + 1], *tenants[TD_METRICS_TENANTS + 1];
+	Tandem__PrefixStatus prefix;
 	char sharing[512];
 
 	st.server = (char *)"tandemd " TD_VERSION;
@@ -151,6 +177,8 @@ void td_status_send(struct td_session *s, uint64_t tag)
 	st.worker = list;
 	tenants_fill(d, tenant, tenants, &st.n_tenant);
 	st.tenant = tenants;
+	prefix_fill(d, &prefix);
+	st.prefix = &prefix;
 	st.has_kv_pages = st.has_kv_pages_used = 1;
 	st.kv_pages = (uint32_t)d->model.kv_pages;
 	st.kv_pages_used = (uint32_t)d->queue.pages_used;

@@ -30,7 +30,7 @@ shows "ready for"
 shows "^requests  slots 0/2"
 shows "^cycle "
 shows "^target    ready   pid"
-shows "^uid-"
+shows "^[a-z_][a-z0-9_-]*  *0  *0  *[0-9]"
 code 0 top -n 3 -d 0.1 --json
 [ "$(grep -c '^{"server".*"tenants":\[{' "$OUT")" = 3 ] || fail "not three objects"
 

@@ -152,7 +152,7 @@ static void way_of_a_request(void **state)
 	td_metrics_cached(&r, 8);
 	r.cached_tokens = 8;
 	td_metrics_cached(&r, 8);
-	td_metrics_charge(&r, 1500, 500);
+	td_metrics_charge(r.meter, 1500, 500);
 	td_metrics_commit(&d, &r, &first, 1, 0, r.arrived_us + 20000);
 	r.first_us = r.last_us = r.arrived_us + 20000;
 	render(&p);
@@ -196,7 +196,6 @@ static void ends(void **state)
 
 	(void)state;
 	td_metrics_end(&d, &r); /* before it was accepted: nobody's */
-	td_metrics_charge(&r, 1, 1);
 	td_metrics_start(&r, 1);
 	td_metrics_accept(&d, &r, "bob");
 	r.state = TD_REQ_LOST;
