@@ -483,6 +483,17 @@ static int started_before(double key, double step, int n, double until)
 	return count <= 0 ? 0 : count >= n ? n : (int)count + ((int)count < count);
 }
 
+static int older(const struct td_queue *q, const struct td_entry *e)
+{
+	int n = 0;
+
+	for (int i = 0; i < q->n_waiting; i++)
+		for (int band = 0; band < TD_BANDS; band++)
+			for (const struct td_entry *p = q->waiting[i]->fifo[band].head; p && p->number < e->number; p = p->next)
+				n++;
+	return n;
+}
+
 /* As if every stay cost the same. */
 int td_queue_ahead(const struct td_queue *q, const struct td_entry *e, int rank)
 {
@@ -494,6 +505,8 @@ int td_queue_ahead(const struct td_queue *q, const struct td_entry *e, int rank)
 		n++;
 	if (e->suspect)
 		return n;
+	if (q->in_order)
+		return n + older(q, e);
 	own = rank < 0 ? rank_of(&f->fifo[e->band], e) : rank;
 	if (band == TD_BAND_BATCH)
 		own += f->fifo[TD_BAND_INTERACTIVE].n;

@@ -5,6 +5,9 @@
  * Tokens: the answer repeats the prompt: output token i is prompt[(i + shift) % n_prompt], shift = seed with a temperature, else 0. So a test
  * chooses the answer's text by the prompt, and a request that is fed again after a crash must come out the same.
  *
+ * Device time: a step takes step_us (1 us a row when that is 0), shared out by rows: prompt tokens, and drafts + 1. A step takes at most a chunk of
+ * prompt tokens, of the slots with the least turn first.
+ *
  * Told "cuda", the exchange region is "device memory": the target's Ready has a handle that names its process, and the drafter wants that of a
  * living one, when it starts and before each step: what it would otherwise touch is not there any more.
  *
@@ -46,6 +49,8 @@ struct slot {
 	int total; /* prompt and output */
 	uint32_t commits;
 	uint32_t draft_step; /* wait for the drafter to have done this one */
+	int rows; /* of the step that is being made */
+	uint32_t us; /* what they cost */
 };
 
 static struct {
@@ -444,6 +449,11 @@ static void commit(int i, int n, int drafted)
 	rec.reason = drafted >= 0;
 	rec.drafted = (uint16_t)(drafted > 0 ? drafted : 0);
 	rec.accepted = (uint16_t)(drafted > 0 ? rec.n - 1 : 0);
+	if (drafted >= 0) {
+		rec.us_step = (uint32_t)number("step_us", 0);
+		rec.us_charge = s->us;
+		rec.us_wasted = s->us * (uint32_t)(rec.drafted - rec.accepted) / (uint32_t)s->rows;
+	}
 	spoil(&rec);
 	push(&rec);
 	if (stopped)
@@ -491,17 +501,59 @@ static int wait_drafter(uint32_t step)
 	return atomic_load(&w.shm->epoch) == w.epoch;
 }
 
+static int is_prefilling(int i)
+{
+	return w.slot[i].prefilled < td_shm_slot(w.shm, i)->n_tokens;
+}
+
+static int k_of(int i)
+{
+	return atomic_load(&w.shm->drafter_present) ? td_shm_slot(w.shm, i)->k : 0;
+}
+
+/* How many rows of the step each slot gets, and what they cost. */
+static void share_out(const int *active, int n)
+{
+	int total = 0, left = w.shm->cfg.chunk;
+	long us = number("step_us", 0);
+
+	for (int i = 0; i < n; i++)
+		w.slot[active[i]].rows = is_prefilling(active[i]) ? 0 : 1 + k_of(active[i]);
+	while (left > 0) {
+		int best = -1;
+
+		for (int i = 0; i < n; i++) {
+			int a = active[i];
+
+			if (!w.slot[a].rows && (best < 0 || td_shm_slot(w.shm, a)->turn < td_shm_slot(w.shm, best)->turn ||
+						(td_shm_slot(w.shm, a)->turn == td_shm_slot(w.shm, best)->turn && w.slot[a].request < w.slot[best].request)))
+				best = a;
+		}
+		if (best < 0)
+			break;
+		w.slot[best].rows = td_shm_slot(w.shm, best)->n_tokens - w.slot[best].prefilled;
+		if (w.slot[best].rows > left)
+			w.slot[best].rows = left;
+		left -= w.slot[best].rows;
+	}
+	for (int i = 0; i < n; i++)
+		total += w.slot[active[i]].rows;
+	for (int i = 0; i < n; i++)
+		w.slot[active[i]].us = (uint32_t)(us ? us * w.slot[active[i]].rows / total : w.slot[active[i]].rows);
+}
+
 static void step_of_slot(int i, struct td_step *rec)
 {
 	struct slot *s = &w.slot[i];
 	const struct td_slot_area *a = td_shm_slot(w.shm, i);
-	int k = atomic_load(&w.shm->drafter_present) ? a->k : 0, from = s->total;
+	int k = k_of(i), from = s->total;
 
-	if (s->prefilled < a->n_tokens) {
-		struct td_record p = {.kind = TD_REC_PREFILL, .slot = (uint16_t)i, .request = s->request};
-		int room = w.shm->cfg.chunk, left = a->n_tokens - s->prefilled;
+	if (is_prefilling(i)) {
+		struct td_record p = {.kind = TD_REC_PREFILL, .slot = (uint16_t)i, .request = s->request, .n = (uint16_t)s->rows, .us_charge = s->us};
 
-		s->prefilled += left < room ? left : room;
+		if (!s->rows)
+			return;
+		s->prefilled += s->rows;
 		p.a = (uint32_t)s->prefilled;
 		p.b = (uint32_t)a->n_tokens;
 		push(&p);
@@ -542,6 +594,7 @@ static int target_step(void)
 	rec->epoch = w.epoch;
 	rec->number = w.step;
 	rec->n_entries = rec->n_rows = 0;
+	share_out(active, n);
 	for (int i = 0; i < n; i++) {
 		if (number("poison", -1) == td_shm_ids(w.shm, active[i])[0])
 			abort();
