@@ -72,6 +72,8 @@ void td_child_kill(struct td_child *c, int code, const char *fmt, ...)
 	}
 	c->state = TD_CHILD_ENDING;
 	c->since_us = td_now_us();
+	if (!c->killed_us)
+		c->killed_us = c->since_us;
 	kill(-c->pid, SIGKILL); /* it leads a group of its own */
 	kill(c->pid, SIGKILL);
 }
@@ -418,6 +420,7 @@ int td_child_spawn(struct td_child *c, struct td_error *err)
 	c->state = TD_CHILD_STARTING;
 	c->since_us = td_now_us();
 	c->was_ready = c->why = c->reset_wait = 0;
+	c->killed_us = 0;
 	c->why_text[0] = c->stage[0] = 0;
 	c->stage_done = c->stage_total = 0;
 	if (c->lives++)

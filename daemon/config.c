@@ -88,6 +88,12 @@ static const struct setting settings[] = {
 enum { N_SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 #undef AT
 
+/* What a SIGHUP changes at once: single settings, or all of a section. Only what is looked up when it is needed; no text that another thread may read. */
+static const char *const at_once[] = {
+	"tandem.log_level", "tandem.max_connections", "tandem.handshake_s", "tandem.drain_s", "tandem.resume_s", "engine.watchdog_s", "engine.load_timeout_s",
+	"http.header_s", "http.body_s", "http.idle_s", "http.ping_s", "limits.", "tenants.", "defaults.",
+};
+
 /* Of each section [tenant NAME]. */
 #define AT(field) offsetof(struct td_tenant_config, field)
 #define TENANT "tenant NAME"
@@ -355,19 +361,21 @@ static int take_option(struct td_daemon_config *c, int argc, char **argv, int *i
 	return set_by_name(c, name, (size_t)(dot - name), dot + 1, n - (size_t)(dot - name) - 1, value, err);
 }
 
-/* $XDG_RUNTIME_DIR/tandem, or /run/tandem for root. */
+/* What systemd made for the service ($RUNTIME_DIRECTORY, the first of them), $XDG_RUNTIME_DIR/tandem, or /run/tandem for root. */
 static int default_dir(char *path, size_t size, struct td_error *err)
 {
-	const char *xdg = getenv("XDG_RUNTIME_DIR");
+	const char *made = getenv("RUNTIME_DIRECTORY"), *xdg = getenv("XDG_RUNTIME_DIR");
 	int n;
 
-	if (xdg && xdg[0] == '/')
+	if (made && made[0] == '/')
+		n = snprintf(path, size, "%.*s", (int)strcspn(made, ":"), made);
+	else if (xdg && xdg[0] == '/')
 		n = snprintf(path, size, "%s/tandem", xdg);
 	else if (geteuid() == 0)
 		n = snprintf(path, size, "/run/tandem");
 	else
 		return td_error_set(err, TD_E_INVALID, "XDG_RUNTIME_DIR is not set: set tandem.socket and tandem.runtime_dir");
-	return n < (int)size ? 0 : td_error_set(err, TD_E_INVALID, "XDG_RUNTIME_DIR is too long");
+	return n < (int)size ? 0 : td_error_set(err, TD_E_INVALID, "RUNTIME_DIRECTORY or XDG_RUNTIME_DIR is too long");
 }
 
 static int fill_paths(struct td_daemon_config *c, struct td_error *err)
@@ -497,6 +505,57 @@ static void help_tenants(FILE *out)
 	}
 }
 
+static int is_same(const struct setting *s, const void *a, const void *b)
+{
+	switch (s->kind) {
+	case TEXT:
+		return !strcmp(*(char *const *)a, *(char *const *)b);
+	case REAL:
+		return *(const double *)a == *(const double *)b;
+	case SIZE:
+		return *(const int64_t *)a == *(const int64_t *)b;
+	default:
+		return *(const int *)a == *(const int *)b;
+	}
+}
+
+static void trade(const struct setting *s, void *a, void *b)
+{
+	size_t n = s->kind == TEXT ? sizeof(char *) : s->kind == REAL ? sizeof(double) : s->kind == SIZE ? sizeof(int64_t) : sizeof(int);
+	char kept[sizeof(int64_t)];
+
+	memcpy(kept, a, n);
+	memcpy(a, b, n);
+	memcpy(b, kept, n);
+}
+
+static int changes_at_once(const struct setting *s)
+{
+	char name[64];
+	size_t section = (size_t)snprintf(name, sizeof(name), "%s.%s", s->section, s->key) - strlen(s->key);
+
+	for (size_t i = 0; i < sizeof(at_once) / sizeof(*at_once); i++)
+		if (!strcmp(at_once[i], name) || (strlen(at_once[i]) == section && !memcmp(at_once[i], name, section)))
+			return 1;
+	return 0;
+}
+
+void td_daemon_config_apply(struct td_daemon_config *c, struct td_daemon_config *fresh, void (*tell)(void *ctx, const char *section, const char *key, int taken),
+			    void *ctx)
+{
+	for (int i = 0; i < N_SETTINGS; i++) {
+		const struct setting *s = &settings[i];
+		void *old = (char *)c + s->offset, *new = (char *)fresh + s->offset;
+		int now = changes_at_once(s);
+
+		if (is_same(s, old, new))
+			continue;
+		if (now)
+			trade(s, old, new);
+		tell(ctx, s->section, s->key, now);
+	}
+}
+
 void td_daemon_config_help(FILE *out)
 {
 	const char *section = "";
@@ -506,6 +565,7 @@ void td_daemon_config_help(FILE *out)
 	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory;\n"
 	      "without model.tokenizer the one that ships with tandem turns its tokens into text.\n"
 	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
+	      "A SIGHUP reads the file again: tenants and settings with a * change at once, the others at the next start.\n"
 	      "Exit codes: 0 ended by a signal; 2 the command line, the settings, the files or the system's limits must be changed before it can start; 1 anything\n"
 	      "else failed, and the same command may do another time (a path or socket that is in use, for example).\n",
 	      out);
@@ -519,7 +579,7 @@ void td_daemon_config_help(FILE *out)
 			fprintf(out, "\n[%s]\n", section = s->section);
 		snprintf(name, sizeof(name), "%s = %s", s->key, def);
 		if (s->def)
-			fprintf(out, "  %-28s %s%s%s%s\n", name, s->help, s->choice ? " (" : "", s->choice ? s->choice : "", s->choice ? ")" : "");
+			fprintf(out, "%c %-28s %s%s%s%s\n", changes_at_once(s) ? '*' : ' ', name, s->help, s->choice ? " (" : "", s->choice ? s->choice : "", s->choice ? ")" : "");
 		else
 			fprintf(out, "  %-28s %s\n  %-28s (default: %s)\n", s->key, s->help, "", def);
 	}

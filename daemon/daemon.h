@@ -14,7 +14,7 @@
  *   frames.c      its bytes, as libtandem speaks         stream.c      what its client gets of a request
  *   dispatch.c    what a message asks for
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
- *   logpipe.c     what children print
+ *   logpipe.c     what children print                    notify.c, fdstore.c, reload.c   the service manager (notify.h)
  *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
  *   request.c     one request                            queue.c       who waits, who runs, who is next (queue.h)
  *   tenant.c      who a client is (tenant.h)             admission.c   who may wait, and what the others are told
@@ -34,6 +34,7 @@
 #include <uv.h>
 
 #include "daemon/metrics.h"
+#include "daemon/notify.h"
 #include "daemon/session.h"
 #include "daemon/tenant.h"
 #include "engine/clock.h"
@@ -82,6 +83,9 @@ enum td_config_action { TD_RUN, TD_CHECK, TD_HELP, TD_VERSION_ACTION };
 int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err);
 void td_daemon_config_finish(struct td_daemon_config *c);
 void td_daemon_config_help(FILE *out);
+/* Settings in which `fresh` differs: those that may change while tandemd runs are taken from it (texts change hands), the others stay. `tell` hears of each. */
+void td_daemon_config_apply(struct td_daemon_config *c, struct td_daemon_config *fresh, void (*tell)(void *ctx, const char *section, const char *key, int taken),
+			    void *ctx);
 
 /* ---- model.c ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -413,6 +417,7 @@ struct td_child {
 	int ever_ready; /* some life did */
 	int failed; /* gave up for now: refuse requests, try again slowly */
 	uint64_t since_us; /* of the last sign of life while starting or loading; of the kill while ending */
+	uint64_t killed_us; /* this life was told to end by force, first; 0: it was not */
 	uint64_t retry_us; /* DOWN: when to start */
 	int lives, restarts, failures; /* failures in a row */
 	uint64_t failed_at_us[5];
@@ -425,6 +430,7 @@ struct td_child {
 	uv_poll_t events;
 	int arena_fd; /* kept for successors, -1 = none */
 	Tandem__Worker__Arena *arena;
+	uint64_t stored; /* fdstore.c: sum of the note on what the service manager keeps; 0: nothing */
 	char stage[64], device[256];
 	uint64_t stage_done, stage_total, weights_bytes, cache_bytes, load_us;
 	int imported;
@@ -448,6 +454,7 @@ void td_supervisor_close(struct td_daemon *d);
 /* MPS ended, or cannot be had: its clients end; with `lasting` requests are refused until it is there. */
 void td_supervisor_no_mps(struct td_daemon *d, int lasting, const char *why);
 void td_supervisor_forget_arenas(struct td_daemon *d);
+int td_supervisor_stuck(const struct td_daemon *d, uint64_t now_us); /* a worker stands still, and what is done about it does not help */
 int td_supervisor_serving(const struct td_daemon *d); /* 1: STARTs may be pushed */
 const struct td_child *td_supervisor_failed(const struct td_daemon *d); /* the worker that can't be had, or NULL */
 void td_supervisor_progress(struct td_daemon *d); /* tokens were committed: the workers are well */
@@ -476,6 +483,10 @@ struct td_daemon {
 	uint32_t epoch;
 	struct td_listener listener;
 	int fds_short; /* cfg.max_connections had to be lowered to what the limit of open files leaves */
+	int fds_room; /* which is so many */
+	int argc; /* the command line, for reload.c */
+	char **argv;
+	struct td_notify notify;
 	struct td_session *sessions, *dirty;
 	int n_sessions;
 	struct td_request *requests, *retired_head, *retired_tail;

@@ -89,6 +89,7 @@ static void drain_begin(struct td_daemon *d)
 	d->draining = 1;
 	d->drain_us = td_now_us();
 	td_log(TD_LOG_INFO, "ending: running requests have %d s", d->cfg.drain_s);
+	td_notify_stopping(d);
 	td_listener_close(d);
 	each_request(d, TD_REQ_QUEUED, refuse);
 }
@@ -140,16 +141,10 @@ static void on_end_signal(uv_signal_t *h, int number)
 		stop_workers(d, d->end_at_once = 1);
 }
 
-static void on_reopen_signal(uv_signal_t *h, int number)
+static void on_reload_signal(uv_signal_t *h, int number)
 {
-	struct td_error err;
-
-	(void)h;
 	(void)number;
-	if (td_log_reopen(&err))
-		td_log(TD_LOG_ERROR, "%s", err.text);
-	else
-		td_log(TD_LOG_INFO, "the log was reopened");
+	td_reload(h->data);
 }
 
 /* ---- turns ------------------------------------------------------------------------------------------------------------------------- */
@@ -183,6 +178,7 @@ static void on_tick(uv_timer_t *h)
 	td_admission_tell(d, now);
 	td_supervisor_check(d, now);
 	trim_memory(d, now);
+	td_notify_check(d, now);
 	if (d->draining)
 		drain_check(d, now);
 }
@@ -206,7 +202,7 @@ static void start_loop(struct td_daemon *d)
 	uv_prepare_start(&d->prepare, on_turn);
 	uv_signal_start(&d->sig_term, on_end_signal, SIGTERM);
 	uv_signal_start(&d->sig_int, on_end_signal, SIGINT);
-	uv_signal_start(&d->sig_hup, on_reopen_signal, SIGHUP);
+	uv_signal_start(&d->sig_hup, on_reload_signal, SIGHUP);
 }
 
 /* As much as the administrator allows, not as much as a shell's default does. */
@@ -250,6 +246,7 @@ static int take_limits(struct td_daemon *d, struct td_error *err)
 	if (rest < 1)
 		return td_error_set(err, TD_E_LIMIT, "the limit of %d open files is too low: %d are needed for one connection (ulimit -n, LimitNOFILE)", limit,
 				    limit - rest + 1);
+	d->fds_room = rest;
 	d->fds_short = rest < d->cfg.max_connections;
 	if (d->fds_short)
 		d->cfg.max_connections = rest;
@@ -293,6 +290,7 @@ static int serve(struct td_daemon *d, struct td_error *err)
 		rc = td_error_set(err, TD_E_NOMEM, "out of memory");
 	else if ((rc = td_admission_configure(d, &d->cfg, err)) == 0 && (rc = td_listener_lock(d, err)) == 0 && (rc = td_shm_create(&d->model.shm, &d->shm_fd, &d->shm, err)) == 0 &&
 		 (rc = td_supervisor_open(d, err)) == 0 && (rc = td_listener_open(d, err)) == 0) {
+		td_fdstore_take(d);
 		start_loop(d);
 		log_plan(d); /* whoever reads it may send signals: they are seen from now on */
 		d->start_cpu_us = td_status_cpu_us();
@@ -335,10 +333,12 @@ int main(int argc, char **argv)
 	struct td_error err;
 	int rc;
 
+	td_notify_open(&d.notify);
 	open_standard_fds();
 	mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK);
 	mallopt(M_TRIM_THRESHOLD, LARGE_BLOCK);
 	signal(SIGPIPE, SIG_IGN);
+	signal(SIGHUP, SIG_IGN); /* until the loop listens to it */
 	if (td_daemon_config_load(argc, argv, &d.cfg, &action, &err))
 		return complain(&err, EXIT_CONFIG);
 	if (action == TD_HELP || action == TD_VERSION_ACTION) {
@@ -351,7 +351,10 @@ int main(int argc, char **argv)
 	}
 	td_log_open("tandemd", (enum td_log_level)d.cfg.log_level);
 	td_fault_arm(getenv("TANDEM_FAULT"));
+	td_notify_starting(&d.notify);
 	d.started_us = td_now_us();
+	d.argc = argc;
+	d.argv = argv;
 	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
 	rc = take_limits(&d, &err) || td_model_load(&d.cfg, &d.model, &err) || td_model_plan_memory(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
 	if (!rc && action == TD_CHECK && td_mps_find(&d, &err)) {

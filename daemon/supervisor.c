@@ -28,6 +28,7 @@ enum {
 	AT_WORK_MAX = 20, /* deaths in a row, the last one over a request: these are charged to requests first (scheduler.c), which ends most such rows */
 	AT_WORK_STEPS = 2, /* of the growing delay */
 	PAUSE_US = 2 * S, /* a longer time between two checks means that we stood still ourselves */
+	STUCK_US = 60 * S, /* a process that was killed is gone by then, unless the system itself holds it */
 	REAP_US = 5 * S, /* a worker that said Failure ends by itself within this */
 };
 
@@ -217,6 +218,7 @@ void td_child_ready(struct td_child *c)
 	       (double)c->weights_bytes / (1 << 20), c->imported ? " (taken over)" : "", (double)c->cache_bytes / (1 << 20), (double)c->load_us / S);
 	c->failed = 0;
 	c->progress_us = td_now_us();
+	td_fdstore_keep(c);
 	if (c == &d->drafter)
 		atomic_store(&d->shm->drafter_present, 1);
 	/* A target that could not take over its arena made a new one: a drafter that still reads the old one must not go on. */
@@ -284,6 +286,19 @@ void td_supervisor_no_mps(struct td_daemon *d, int lasting, const char *why)
 		td_log(TD_LOG_ERROR, "%s", why);
 	snprintf(t->why_text, sizeof(t->why_text), "%s", why);
 	give_up(t);
+}
+
+/* Neither can come about as long as the checks above do their work and processes can be killed. */
+static int is_stuck(const struct td_child *c, uint64_t now)
+{
+	if (c->state == TD_CHILD_ENDING)
+		return c->killed_us && now > c->killed_us + STUCK_US;
+	return c->state == TD_CHILD_READY && now > c->progress_us + 2 * (uint64_t)c->d->cfg.watchdog_s * S + REAP_US;
+}
+
+int td_supervisor_stuck(const struct td_daemon *d, uint64_t now_us)
+{
+	return is_stuck(&d->target, now_us) || is_stuck(&d->drafter, now_us);
 }
 
 /* Its place is free: MPS is there, or is not wanted; and what a GPU's memory was shared with is gone. */
@@ -427,6 +442,7 @@ static void arena_forget(struct td_child *c)
 
 void td_supervisor_forget_arenas(struct td_daemon *d)
 {
+	td_fdstore_drop(d);
 	arena_forget(&d->target);
 	arena_forget(&d->drafter);
 }
