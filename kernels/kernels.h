@@ -35,6 +35,8 @@ enum {
 	TD_HANDLE_BYTES = 64, /* of a shared exchange region */
 };
 
+#define TD_MASK_WORDS(vocab) (((vocab) + 31) / 32)
+
 enum td_dtype { TD_F32, TD_BF16, TD_I32, TD_I64, TD_F16, TD_U8, TD_I8 };
 static inline size_t td_dtype_size(enum td_dtype t)
 {
@@ -286,6 +288,9 @@ struct td_ops {
 	 * With rows == 1 it is plain sampling. */
 	void (*accept)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
 		       const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict /* device (n_seq) */);
+	/* Before accept, for constrained output: each of n lines is one bit per id of V, then the number of a row of logits; in that row the ids whose bit
+	 * is 0 become -inf. No bias brings them back, and log-probabilities are those of what is left. */
+	void (*mask)(struct td_dev *, struct td_tensor logits /* F32 (R, V) */, const uint32_t *line /* device (n, TD_MASK_WORDS(V) + 1) */, int n);
 
 	/* order between the two workers */
 	void (*flag_set)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *bell); /* after all earlier operations */

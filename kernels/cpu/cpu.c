@@ -45,6 +45,7 @@ const struct td_ops td_cpu_ops = {
 	.counts_add = td__counts_add,
 	.propose = td__propose,
 	.accept = td__accept,
+	.mask = td__mask,
 
 	.flag_set = td__flag_set,
 	.flag_wait = td__flag_wait,

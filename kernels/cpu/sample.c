@@ -28,6 +28,7 @@ struct job {
 	const struct td_draft *draft;
 	int32_t *anchor;
 	struct td_verdict *verdict;
+	const uint32_t *line; /* mask */
 };
 
 /* ---- from logits to weights ------------------------------------------------------------------------------------------------------- */
@@ -260,6 +261,35 @@ void td__propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor 
 	job.proposal = draft;
 	if (rows_ok(dev, "propose", &job))
 		td__parallel(dev, b->n_seq, 1, propose_item, &job);
+}
+
+/* ---- mask ------------------------------------------------------------------------------------------------------------------------- */
+
+static void mask_item(void *job, int index, int thread)
+{
+	const struct job *j = job;
+	const int words = TD_MASK_WORDS(j->logits.cols);
+	const uint32_t *bits = j->line + (size_t)index * (size_t)(words + 1);
+	float *l;
+
+	(void)thread;
+	if (bits[words] >= (uint32_t)j->logits.rows)
+		return;
+	l = td__row(&j->logits, (int)bits[words]);
+	for (int i = 0; i < j->logits.cols; i++)
+		if (!(bits[i / 32] >> i % 32 & 1))
+			l[i] = -INFINITY;
+}
+
+void td__mask(struct td_dev *dev, struct td_tensor logits, const uint32_t *line, int n)
+{
+	struct job job = { .dev = dev, .logits = logits, .line = line };
+
+	if (logits.dtype != TD_F32) {
+		td__fail(dev, TD_E_INTERNAL, "mask: logits must be F32");
+		return;
+	}
+	td__parallel(dev, n, 1, mask_item, &job);
 }
 
 /* ---- accept ----------------------------------------------------------------------------------------------------------------------- */

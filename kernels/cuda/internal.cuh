@@ -195,6 +195,7 @@ void td__cuda_counts_add(struct td_dev *, uint16_t *, const int32_t *, int);
 void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const uint16_t *, struct td_draft *);
 void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *,
 		     int32_t *, struct td_verdict *);
+void td__cuda_mask(struct td_dev *, struct td_tensor, const uint32_t *, int);
 void td__cuda_flag_set(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *);
 int td__cuda_flag_wait(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *, int, struct td_error *);
 

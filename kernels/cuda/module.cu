@@ -41,6 +41,7 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_counts_add,
 	td__cuda_propose,
 	td__cuda_accept,
+	td__cuda_mask,
 	td__cuda_flag_set,
 	td__cuda_flag_wait,
 	td__cuda_memory,

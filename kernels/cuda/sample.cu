@@ -399,6 +399,22 @@ static __global__ void settle_kernel(const struct sample_args p)
 	p.anchor[s.slot] = v->token[n - 1];
 }
 
+/* ---- mask -------------------------------------------------------------------------------------------------------------------------- */
+
+/* grid (pieces of the vocabulary, lines). The row is compared before it is used: lines come from the host, but an index is an index. */
+static __global__ void __launch_bounds__(SCAN) mask_kernel(float *logits, int ld, int rows, int cols, const uint32_t *line, int words)
+{
+	const uint32_t *bits = line + (size_t)blockIdx.y * (words + 1);
+	uint32_t row = bits[words];
+	int end = min(cols, (int)(blockIdx.x + 1) * PIECE);
+
+	if (row >= (uint32_t)rows)
+		return;
+	for (int i = blockIdx.x * PIECE + threadIdx.x; i < end; i += SCAN)
+		if (!(bits[i / 32] >> (i & 31) & 1))
+			logits[(size_t)row * ld + i] = -INFINITY;
+}
+
 /* ---- host -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Checks and scratch memory; returns 0 when there is nothing to run. */
@@ -468,4 +484,13 @@ void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_ten
 	decide_kernel<<<dim3(b->max_rows, b->n_seq), CHOOSE, 0, dev->stream>>>(p);
 	settle_kernel<<<b->n_seq, 32, 0, dev->stream>>>(p);
 	td__cuda_launched(dev, "accept");
+}
+
+void td__cuda_mask(struct td_dev *dev, struct td_tensor logits, const uint32_t *line, int n)
+{
+	if (dev->error.code || n < 1 || logits.rows == 0 || td__cuda_type(dev, logits, TD_F32, "mask"))
+		return;
+	mask_kernel<<<dim3(div_up(logits.cols, PIECE), n), SCAN, 0, dev->stream>>>((float *)logits.data, logits.ld, logits.rows, logits.cols, line,
+										   TD_MASK_WORDS(logits.cols));
+	td__cuda_launched(dev, "mask");
 }

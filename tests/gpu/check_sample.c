@@ -223,8 +223,46 @@ static void many(int vocab, int real, int n, int times)
 	line("sample", shape, t.logprob, 2e-5);
 }
 
+/* Masks of some rows, one line of a row that is not there; the others stay as they were. */
+static void masks(int vocab, int rows)
+{
+	int words = TD_MASK_WORDS(vocab), n = rows / 2 + 1, wrong = 0;
+	uint32_t *bits = host((size_t)n * (words + 1) * 4);
+	float *l = logits(rows, vocab, NULL), *a = host((size_t)rows * vocab * 4), *b = host((size_t)rows * vocab * 4);
+	struct td_tensor lr = put_f32(&ref, l, rows, vocab, vocab), ld = put_f32(&dut, l, rows, vocab, vocab);
+	char shape[64];
+
+	for (int i = 0; i < n; i++) {
+		for (int k = 0; k < words; k++)
+			bits[(size_t)i * (words + 1) + k] = i % 3 ? (uint32_t)rnd() : i % 2 ? ~0u : 0;
+		bits[(size_t)i * (words + 1) + words] = i + 1 < n ? (uint32_t)(2 * i) : (uint32_t)rows + 5;
+	}
+	ref.ops->mask(ref.dev, lr, put(&ref, bits, (size_t)n * (words + 1) * 4), n);
+	dut.ops->mask(dut.dev, ld, put(&dut, bits, (size_t)n * (words + 1) * 4), n);
+	get(&ref, a, lr.data, (size_t)rows * vocab * 4);
+	get(&dut, b, ld.data, (size_t)rows * vocab * 4);
+	for (int r = 0; r < rows; r++) {
+		const uint32_t *line_bits = r % 2 == 0 && r / 2 + 1 < n ? bits + (size_t)(r / 2) * (words + 1) : NULL;
+
+		for (int i = 0; i < vocab; i++) {
+			float want = line_bits && !(line_bits[i / 32] >> i % 32 & 1) ? -INFINITY : l[(size_t)r * vocab + i];
+
+			wrong += memcmp(&a[(size_t)r * vocab + i], &want, 4) != 0;
+			wrong += memcmp(&b[(size_t)r * vocab + i], &want, 4) != 0;
+		}
+	}
+	snprintf(shape, sizeof(shape), "%d ids, %d lines for %d rows", vocab, n, rows);
+	line("mask", shape, wrong, 0);
+	drop_all();
+}
+
 void check_sample(void)
 {
+	masks(1000, 9);
+	masks(33, 1);
+	masks(8192, 16);
+	if (!self)
+		masks(248320, 32);
 	many(1000, 990, 8, self ? 3 : 20);
 	many(50, 50, 6, self ? 3 : 10);
 	many(8192, 8185, 8, self ? 1 : 6);
