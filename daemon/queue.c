@@ -192,24 +192,20 @@ static void age(struct td_queue *q, struct td_entry *e, uint64_t now_us)
 	e->aged = 1;
 }
 
-/* The heads of a flow that may be next: at most one of each band. */
+/* The heads of a flow's FIFOs, if it may start something. */
 static int heads_of(struct td_queue *q, const struct td_flow *f, uint64_t now_us, struct pick out[TD_BANDS])
 {
-	struct td_entry *first = f->fifo[TD_BAND_INTERACTIVE].head, *batch = f->fifo[TD_BAND_BATCH].head;
+	struct td_entry *batch = f->fifo[TD_BAND_BATCH].head;
 	int n = 0;
 
 	if (is_capped(f))
 		return 0;
-	if (batch)
-		age(q, batch, now_us);
-	if (batch && (batch->aged || q->in_order) && (!first || batch->number < first->number)) {
-		first = batch;
-		batch = NULL;
-	}
-	if (first)
-		out[n++] = pick_of(q, first, TD_BAND_INTERACTIVE);
-	if (batch)
-		out[n++] = pick_of(q, batch, batch->aged ? TD_BAND_INTERACTIVE : TD_BAND_BATCH);
+	if (f->fifo[TD_BAND_INTERACTIVE].head)
+		out[n++] = pick_of(q, f->fifo[TD_BAND_INTERACTIVE].head, TD_BAND_INTERACTIVE);
+	if (!batch)
+		return n;
+	age(q, batch, now_us);
+	out[n++] = pick_of(q, batch, batch->aged ? TD_BAND_INTERACTIVE : TD_BAND_BATCH);
 	return n;
 }
 
@@ -358,7 +354,7 @@ void td_queue_charge(struct td_queue *q, int slot, uint64_t us, int commit)
 	f->charged_us += us;
 	f->clock_us += (double)us / f->weight;
 	s->expected_us -= less;
-	f->expected_us -= less;
+	f->expected_us = larger(f->expected_us - less, 0);
 	if (!commit)
 		return;
 	if (!s->commits++)
