@@ -109,7 +109,9 @@ complete -c tandem -n '__fish_seen_subcommand_from bench' -s h -l help -d 'show 
 complete -c tandemd -l config -r -F -d 'settings from this file'
 complete -c tandemd -l check -d 'only look whether it would work'
 complete -c tandemd -l synthetic -x -a 'qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b tiny' -d 'random weights of that size'
-complete -c tandemd -l version -l help
+complete -c tandemd -l settings -d 'list the settings'
+complete -c tandemd -l version
+complete -c tandemd -l help
 complete -c tandemd -l tandem.socket -r -F -d 'where clients connect'
 complete -c tandemd -l tandem.socket_mode -r -F -d 'its permissions, octal'
 complete -c tandemd -l tandem.runtime_dir -r -F -d 'folder for the lock and the workers\' control sockets; one daemon each'

@@ -449,6 +449,8 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 			*action = TD_HELP;
 		else if (!strcmp(argv[i], "--version"))
 			*action = TD_VERSION_ACTION;
+		else if (!strcmp(argv[i], "--settings"))
+			*action = TD_SETTINGS;
 		else if (!strcmp(argv[i], "--check"))
 			*action = TD_CHECK;
 		else if ((rc = option_value(argc, argv, &i, "--synthetic", &value, err)) > 0)
@@ -457,7 +459,7 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 			rc = take_option(c, argc, argv, &i, err);
 		if (rc)
 			return rc;
-		if (*action == TD_HELP || *action == TD_VERSION_ACTION)
+		if (*action == TD_HELP || *action == TD_VERSION_ACTION || *action == TD_SETTINGS)
 			return 0;
 	}
 	if ((rc = fill_paths(c, err)))
@@ -560,8 +562,9 @@ void td_daemon_config_help(FILE *out)
 {
 	const char *section = "";
 
-	fputs("usage: tandemd [--config FILE] [--check] [--version] [--synthetic NAME] [--section.key=value]...\n\n"
+	fputs("usage: tandemd [--config FILE] [--check] [--settings] [--version] [--synthetic NAME] [--section.key=value]...\n\n"
 	      "Serves one model over a Unix socket. --check validates the configuration and the model's files' heads, and ends.\n"
+	      "--settings lists all settings for programs: section, key, values, default, whether a reload is enough, meaning; with tabs between.\n"
 	      "--synthetic qwen3.5-4b (or -0.8b, -2b, -9b, tiny; then :bf16, :g32, :seed=N) serves random weights of that size, to measure speed and memory;\n"
 	      "without model.tokenizer the one that ships with tandem turns its tokens into text.\n"
 	      "Settings, with their defaults; in the file they are lines `key = value` under [section] (default file: " DEFAULT_FILE ").\n"
@@ -584,4 +587,32 @@ void td_daemon_config_help(FILE *out)
 			fprintf(out, "  %-28s %s\n  %-28s (default: %s)\n", s->key, s->help, "", def);
 	}
 	help_tenants(out);
+}
+
+/* "int 1 to 64, or auto" as reference pages have it. */
+static void list_range(const struct setting *s, FILE *out)
+{
+	static const char *const form[] = {"text", "whole number", "number with K, M or G", "number", "octal permissions", "debug|info|warn|error", "users", "groups", "keys",
+					   "interactive|batch"};
+
+	fputs(s->choice ? s->choice : form[s->kind], out);
+	if (s->kind == INT || s->kind == SIZE || s->kind == REAL)
+		fprintf(out, s->kind == REAL ? ", %.6g to %.6g" : ", %.0f to %.0f", s->lo, s->hi);
+	if (!s->choice && s->def && !strcmp(s->def, "auto"))
+		fputs(", or auto", out);
+}
+
+static void list(const struct setting *s, int reload, FILE *out)
+{
+	fprintf(out, "%s\t%s\t", s->section, s->key);
+	list_range(s, out);
+	fprintf(out, "\t%s\t%s\t%s\n", s->def ? s->def : "-", reload ? "reload" : "restart", s->help);
+}
+
+void td_daemon_config_list(FILE *out)
+{
+	for (int i = 0; i < N_SETTINGS; i++)
+		list(&settings[i], changes_at_once(&settings[i]), out);
+	for (int i = 0; i < N_TENANT_SETTINGS; i++)
+		list(&tenant_settings[i], 1, out);
 }

@@ -77,12 +77,13 @@ struct td_daemon_config {
 	int top_k, max_tokens;
 };
 
-enum td_config_action { TD_RUN, TD_CHECK, TD_HELP, TD_VERSION_ACTION };
+enum td_config_action { TD_RUN, TD_CHECK, TD_HELP, TD_SETTINGS, TD_VERSION_ACTION };
 
 /* Defaults, then the file (--config, else /etc/tandem/tandem.ini when it is there), then the options. On failure *c is finished. */
 int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err);
 void td_daemon_config_finish(struct td_daemon_config *c);
 void td_daemon_config_help(FILE *out);
+void td_daemon_config_list(FILE *out); /* a line per setting, for programs */
 /* Settings in which `fresh` differs: those that may change while tandemd runs are taken from it (texts change hands), the others stay. `tell` hears of each. */
 void td_daemon_config_apply(struct td_daemon_config *c, struct td_daemon_config *fresh, void (*tell)(void *ctx, const char *section, const char *key, int taken),
 			    void *ctx);

@@ -341,9 +341,11 @@ int main(int argc, char **argv)
 	signal(SIGHUP, SIG_IGN); /* until the loop listens to it */
 	if (td_daemon_config_load(argc, argv, &d.cfg, &action, &err))
 		return complain(&err, EXIT_CONFIG);
-	if (action == TD_HELP || action == TD_VERSION_ACTION) {
+	if (action == TD_HELP || action == TD_VERSION_ACTION || action == TD_SETTINGS) {
 		if (action == TD_HELP)
 			td_daemon_config_help(stdout);
+		else if (action == TD_SETTINGS)
+			td_daemon_config_list(stdout);
 		else
 			puts("tandemd " TD_VERSION);
 		td_daemon_config_finish(&d.cfg);

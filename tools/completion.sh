@@ -34,7 +34,8 @@ done <"$T/commands" >"$T/options"
 # Of tandemd: the word, with = when a value follows, and the words to choose from.
 "$BIN/tandemd" --help | awk -v OFS='\t' '
 	/^\[/ { section = /^\[[a-z]+\]$/ ? substr($1, 2, length($1) - 2) : ""; next }
-	section != "" && /^  [a-z]/ {
+	section != "" && /^[* ] [a-z]/ {
+		$0 = "  " substr($0, 3)
 		choice = ""
 		if (match($0, /\([a-z0-9]+(\|[a-z0-9]+)+\)$/)) { choice = substr($0, RSTART + 1, RLENGTH - 2); gsub(/\|/, " ", choice) }
 		help = $0; sub(/^  [a-z_]+( = ?[^ ]*)? */, "", help)
@@ -92,7 +93,7 @@ bash_file() {
 	echo "	--synthetic) COMPREPLY=(\$(compgen -W \"qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b tiny\" -- \"\$cur\")); return ;;"
 	echo "	--config|--*.*) compopt -o filenames 2>/dev/null; COMPREPLY=(\$(compgen -f -- \"\$cur\")); return ;;"
 	echo "	esac"
-	echo "	COMPREPLY=(\$(compgen -W \"--config --check --version --help --synthetic $(cut -f 1 "$T/settings" | sed 's/$/=/' | tr '\n' ' ' | sed 's/ $//')\" -- \"\$cur\"))"
+	echo "	COMPREPLY=(\$(compgen -W \"--config --check --settings --version --help --synthetic $(cut -f 1 "$T/settings" | sed 's/$/=/' | tr '\n' ' ' | sed 's/ $//')\" -- \"\$cur\"))"
 	echo "	[[ \"\${COMPREPLY[0]}\" != *= ]] || compopt -o nospace 2>/dev/null"
 	echo "}"
 	echo
@@ -137,7 +138,7 @@ zsh_file() {
 	echo "}"
 	echo
 	echo "_tandemd() {"
-	echo "	_arguments '--config=[settings from this file]:file:_files' '--check[only look whether it would work]' '--version' '--help' \\"
+	echo "	_arguments '--config=[settings from this file]:file:_files' '--check[only look whether it would work]' '--settings[list the settings]' '--version' '--help' \\"
 	echo "		'--synthetic=[random weights of that size]:size:(qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b tiny)' \\"
 	awk -F '\t' -v q="'" '{ help = $3; gsub(/\\/, "\\\\&", help); gsub(/\[/, "\\\\&", help); gsub(/\]/, "\\\\&", help); gsub(/:/, "\\\\&", help); gsub(q, q "\\" q q, help)
 		printf "\t\t%s%s=[%s]:value:%s%s \\\n", q, $1, help, $2 == "" ? "_files" : "(" $2 ")", q }' "$T/settings"
@@ -163,7 +164,9 @@ fish_file() {
 	echo "complete -c tandemd -l config -r -F -d 'settings from this file'"
 	echo "complete -c tandemd -l check -d 'only look whether it would work'"
 	echo "complete -c tandemd -l synthetic -x -a 'qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b tiny' -d 'random weights of that size'"
-	echo "complete -c tandemd -l version -l help"
+	echo "complete -c tandemd -l settings -d 'list the settings'"
+	echo "complete -c tandemd -l version"
+	echo "complete -c tandemd -l help"
 	awk -F '\t' -v q="'" '{ help = $3; gsub(/\\/, "\\\\&", help); gsub(q, "\\" q, help)
 		printf "complete -c tandemd -l %s -r%s -d %s%s%s\n", substr($1, 3), $2 == "" ? " -F" : " -f -a " q $2 q, q, help, q }' "$T/settings"
 }

@@ -54,7 +54,7 @@ touch "$T/prompts.json"
 [ "$(complete_words tandem bench --prompts "$T/pro")" = "$T/prompts.json" ] || fail "files"
 
 # tandemd: the settings of --help, each of which the command line takes.
-"$BIN/tandemd" --help | awk '/^\[/ { s = /^\[[a-z]*\]$/ ? substr($1, 2, length($1) - 2) : ""; next } s != "" && /^  [a-z]/ { print "--" s "." $1 "=" }' >"$T/wanted"
+"$BIN/tandemd" --help | awk '/^\[/ { s = /^\[[a-z]*\]$/ ? substr($1, 2, length($1) - 2) : ""; next } s != "" && /^[* ] [a-z]/ { print "--" s "." ($1 == "*" ? $2 : $1) "=" }' >"$T/wanted"
 [ "$(wc -l <"$T/wanted")" -ge 40 ] || fail "tandemd --help lists few settings"
 complete_words tandemd "" | grep '[.]' >"$T/is"
 same "tandemd" "$T/is" "$T/wanted"
