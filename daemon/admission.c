@@ -99,7 +99,7 @@ static int check_all(const struct td_daemon *d, struct td_tenant *t, struct td_r
 	if (d->draining)
 		return refuse(no, TD_E_DRAINING, 0, "tandemd is ending and takes no new requests");
 	if (w)
-		return refuse(no, TD_E_WORKER, RETRY_WORKER_MS * 1000, "the %s worker cannot be had: %s; it is tried again every 30 s", w->name, w->why_text);
+		return refuse(no, w->why == TD_E_MISMATCH ? TD_E_MISMATCH : TD_E_WORKER, RETRY_WORKER_MS * 1000, "the %s worker cannot be had: %s; it is tried again every 30 s", w->name, w->why_text);
 	ms = td_tenant_rate_wait(t, td_now_us());
 	if (ms)
 		return refuse(no, TD_E_TENANT_RATE, ms * UINT64_C(1000), "tenant %s has used up its %lld tokens per minute", t->cfg.name,

@@ -132,6 +132,8 @@ static int send_fds(struct td_child *c, const struct td_child *target, struct td
 		return rc;
 	if (c->arena && (rc = td_fd_send(sock, c->arena_fd, c->name, err)))
 		return rc;
+	if (c->role == TANDEM__WORKER__ROLE__TARGET && c->d->model.vocab_fd > 0)
+		return td_fd_send(sock, c->d->model.vocab_fd, "vocab", err);
 	return target ? td_fd_send(sock, target->arena_fd, "peer", err) : 0;
 }
 
@@ -164,6 +166,8 @@ static void configure(struct td_child *c)
 		o.exchange = (ProtobufCBinaryData){sizeof(d->target.exchange), d->target.exchange};
 	}
 	o.expand = !strcmp(d->cfg.weights, "bf16");
+	o.has_vocab = 1;
+	o.vocab = is_target && d->model.vocab_fd > 0;
 	o.vocab_real = (uint32_t)d->model.vocab_real;
 	m.body_case = TANDEM__WORKER__MESSAGE__BODY_CONFIGURE;
 	m.configure = &o;
@@ -257,7 +261,7 @@ static void take_message(struct td_child *c, Tandem__Worker__Message *m)
 	case TANDEM__WORKER__MESSAGE__BODY_FAILURE:
 		c->why = td_error_code(m->failure->code, TD_E_WORKER);
 		snprintf(c->why_text, sizeof(c->why_text), "%s", m->failure->text);
-		if (c->why == TD_E_DEVICE)
+		if (c->d->model.shm.host_exchange == 0 && (c->why == TD_E_DEVICE || c->why == TD_E_NOMEM || c->why == TD_E_UNSUPPORTED))
 			td_device_advise(c->d, c->why_text, sizeof(c->why_text));
 		c->state = TD_CHILD_ENDING; /* it ends by itself, or is killed after a while */
 		return;

@@ -56,6 +56,9 @@ const char *td_device_choose(const char *wanted)
 
 void td_device_advise(const struct td_daemon *d, char *text, size_t size)
 {
+	static const char update[] = "update the NVIDIA driver, or set engine.device = cpu";
+	static const char memory[] = "other programs may hold the GPU's memory (nvidia-smi lists them): end them, or lower engine.slots, engine.context or "
+				     "engine.kv_tokens";
 	static const struct {
 		const char *sign, *time_slices, *mps; /* what the runtime says; what to do, without MPS and with it */
 	} table[] = {
@@ -63,7 +66,18 @@ void td_device_advise(const struct td_daemon *d, char *text, size_t size)
 		 "another program holds the GPU and its compute mode is exclusive: end that one, or set the mode to default (nvidia-smi -c DEFAULT)"},
 		{"MPS", "its environment names an MPS daemon that does not answer: unset CUDA_MPS_PIPE_DIRECTORY, or set engine.mps = on",
 		 "engine.mps = off does without MPS"},
-		{"driver version is insufficient", "update the NVIDIA driver, or set engine.device = cpu", NULL},
+		/* The driver is older than the toolkit: told by the runtime, by its compiler, by the loader of the module, or by the driver itself. */
+		{"driver version is insufficient", update, NULL},
+		{"unsupported toolchain", update, NULL},
+		{"undefined symbol: cu", update, NULL},
+		{"forward compatibility", update, NULL},
+		{"display driver / cuda driver", "the parts of the NVIDIA driver are of two versions, as after an update: restart the machine or load the module again, or set "
+		 "engine.device = cpu", NULL},
+		{"no kernel image", "this build has no code for this GPU: build it with the GPU's architecture in CUDA_ARCHS, or set engine.device = cpu", NULL},
+		{"not yet initialized", "the GPUs' fabric is not up: start nvidia-fabricmanager, or set engine.device = cpu", NULL},
+		{"of memory", memory, NULL},
+		{"can't be had", memory, NULL},
+		{"GiB are free", "nvidia-smi lists the programs that hold the rest", NULL},
 	};
 
 	for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++) {

@@ -18,13 +18,15 @@
 static int cuda_device_check(struct td_error *err)
 {
 	void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-	int (*init)(unsigned), (*count)(int *);
+	int (*init)(unsigned), (*count)(int *), (*say)(int, const char **);
+	const char *text = NULL;
 	int rc, n = 0;
 
 	if (!driver)
 		return td_error_set(err, TD_E_DEVICE, "no NVIDIA driver: libcuda.so.1 was not found; install the driver or use the CPU backend");
 	*(void **)&init = dlsym(driver, "cuInit");
 	*(void **)&count = dlsym(driver, "cuDeviceGetCount");
+	*(void **)&say = dlsym(driver, "cuGetErrorString");
 	if (!init || !count)
 		return td_error_set(err, TD_E_DEVICE, "libcuda.so.1 is not an NVIDIA driver library; reinstall the driver or use the CPU backend");
 	rc = init(0);
@@ -32,8 +34,11 @@ static int cuda_device_check(struct td_error *err)
 		rc = count(&n);
 	if (rc == 100 /* CUDA_ERROR_NO_DEVICE */ || (!rc && !n))
 		return td_error_set(err, TD_E_DEVICE, "the NVIDIA driver sees no device; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use the CPU backend");
-	if (rc)
-		return td_error_set(err, TD_E_DEVICE, "the NVIDIA driver does not start (code %d); check nvidia-smi, or use the CPU backend", rc);
+	if (rc) {
+		if (!say || say(rc, &text) || !text)
+			text = "it does not say why";
+		return td_error_set(err, TD_E_DEVICE, "the NVIDIA driver does not start: %s (code %d); check nvidia-smi, or use the CPU backend", text, rc);
+	}
 	return 0;
 }
 

@@ -230,6 +230,20 @@ gen tag=1 ids=300 max_tokens=5
 expect "tag=1 error code=worker_failed text=the target worker cannot be had: CUDA driver version is insufficient for CUDA runtime version; update the NVIDIA driver, or set engine.device = cpu; it is tried"
 END
 stop
+# another program has the GPU's memory: by what the target needs, and by an allocation that fails
+for text in 'target: needs 9.00 GiB on the device but 1.00 of its 22.00 GiB are free: lower engine.slots' 'GPU 0: 2048 MiB can not be had: out of memory'; do
+	FAKE_TARGET="step_us=2000,gpu_only=out_of_memory,text=$text"
+	start $GPU --engine.mps=off
+	raw <<-END
+	greet 0
+	wait_status "state=failed"
+	gen tag=1 ids=300 max_tokens=5
+	expect "tag=1 error code=worker_failed text=the target worker cannot be had: $text; "
+	status
+	expect "nvidia-smi lists"
+	END
+	stop
+done
 # compute mode exclusive, no MPS: the second one has no place
 FAKE_TARGET=$BASE_TARGET FAKE_DRAFTER="gpu_only=device,text=GPU 0: context: CUDA-capable device(s) is/are busy or unavailable"
 start $GPU --engine.mps=off

@@ -43,6 +43,8 @@ for worker in target drafter; do
 	for lever in fail=bad_format fail=model_mismatch version=99; do
 		FAKE_TARGET=$GOOD FAKE_DRAFTER=step_us=200
 		[ $worker = target ] && FAKE_TARGET=load_ms=300,$lever || FAKE_DRAFTER=load_ms=300,$lever
+		code=worker_failed
+		[ $lever = fail=bad_format ] || code=model_mismatch
 		start
 		raw <<-END
 		greet 0
@@ -51,7 +53,7 @@ for worker in target drafter; do
 		status
 		expect "$worker=failed restarts_$worker=0"
 		gen tag=2 ids=300 max_tokens=5
-		expect "tag=2 error code=worker_failed text=the $worker worker cannot be had:"
+		expect "tag=2 error code=$code text=the $worker worker cannot be had:"
 		END
 		stop
 	done

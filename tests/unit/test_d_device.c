@@ -46,6 +46,14 @@ static void advice(void **state)
 	assert_null(strstr(advise(TD_MPS_UP, busy, 400), "engine.mps = on"));
 	assert_non_null(strstr(advise(TD_MPS_UP, "MPS client failed to connect to the MPS control daemon", 400), "daemon; engine.mps = off"));
 	assert_non_null(strstr(advise(TD_MPS_OFF, "CUDA driver version is insufficient for CUDA runtime version", 400), "version; update the NVIDIA driver"));
+	assert_non_null(strstr(advise(TD_MPS_UP, "the provided PTX was compiled with an unsupported toolchain.", 400), "; update the NVIDIA driver"));
+	assert_non_null(strstr(advise(TD_MPS_UP, "the CUDA module can't be opened: tandem-cuda.so: undefined symbol: cuStreamWaitValue64_v2", 400), "; update the NVIDIA"));
+	assert_non_null(strstr(advise(TD_MPS_OFF, "the NVIDIA driver does not start: system has unsupported display driver / cuda driver combination (code 803)", 400),
+			       "two versions, as after an update"));
+	assert_non_null(strstr(advise(TD_MPS_OFF, "no kernel image is available for execution on the device", 400), "in CUDA_ARCHS"));
+	assert_non_null(strstr(advise(TD_MPS_OFF, "GPU 0: arrival counters: out of memory", 400), "memory; other programs may hold the GPU's memory (nvidia-smi"));
+	assert_non_null(strstr(advise(TD_MPS_UP, "GPU 0: 2048 MiB can't be had (311 of 22731 MiB are free): out of memory", 400), "; other programs may hold"));
+	assert_non_null(strstr(advise(TD_MPS_UP, "target: needs 9.00 GiB on the device, but 1.00 of its 22.00 GiB are free: lower engine.slots", 400), "; nvidia-smi lists"));
 	assert_string_equal(advise(TD_MPS_UP, "an illegal memory access was encountered", 400), "an illegal memory access was encountered");
 	assert_string_equal(advise(TD_MPS_OFF, busy, sizeof(busy) + 3), "GPU 0: context: CUDA-capable device(s) is/are busy or unavailable; a"); /* cut, not over */
 }
