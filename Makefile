@@ -14,7 +14,8 @@ Q := $(if $(V),,@)
 
 PKGS := libuv nanomsg libprotobuf-c libpcre2-8 libutf8proc jansson inih openblas libxxhash libedit
 ifneq ($(MAKECMDGOALS),setup)
-PKG_MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done)
+PKG_MISSING := $(shell for p in $(PKGS); do pkg-config --exists $$p 2>/dev/null || echo $$p; done; \
+	echo '\#include <http_parser.h>' | $(CC) -E - >/dev/null 2>&1 || echo http-parser)
 endif
 
 CPPFLAGS += -I. -I$(B)/proto -D_GNU_SOURCE -DTD_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
@@ -32,7 +33,8 @@ lib = $(shell pkg-config --libs $(1) 2>/dev/null)
 LIBS_PROTO := $(call lib,libprotobuf-c)
 LIBS_ENGINE := $(call lib,nanomsg libpcre2-8 libutf8proc jansson libxxhash) $(LIBS_PROTO) -ldl -lm
 LIBS_KERNELS := $(call lib,openblas) -ldl -lm
-LIBS_DAEMON := $(call lib,libuv inih)
+# http-parser brings no .pc file.
+LIBS_DAEMON := $(call lib,libuv inih jansson) -lhttp_parser
 LIBS_CLIENT := $(call lib,libedit jansson)
 
 # ---- components: one static library per folder; mains apart -----------------------------------------------------------------------

@@ -43,6 +43,15 @@ static const struct setting settings[] = {
 	{"tandem", "handshake_s", INT, AT(handshake_s), 1, 3600, "10", "a connection that has not said Hello by then is closed", NULL},
 	{"tandem", "drain_s", INT, AT(drain_s), 0, 86400, "30", "on SIGTERM running requests may go on so long; a second signal ends at once", NULL},
 	{"tandem", "resume_s", INT, AT(resume_s), 0, 86400, "60", "a request can be resumed so long after it ended or its client vanished", NULL},
+	{"http", "socket", TEXT, AT(http_socket), 0, 0, "", "Unix socket for HTTP, the OpenAI API; empty: none; auto: http.sock beside tandem.socket", NULL},
+	{"http", "socket_mode", MODE, AT(http_socket_mode), 0, 0777, "0660", "its permissions, octal", NULL},
+	{"http", "listen", TEXT, AT(http_listen), 0, 0, "", "address and port for HTTP, such as 127.0.0.1:8080; empty: none", NULL},
+	{"http", "allow_remote", TEXT, AT(http_allow_remote), 0, 0, "no", "yes: http.listen may be another than a loopback address", "yes|no"},
+	{"http", "require_key", TEXT, AT(http_require_key), 0, 0, "auto", "on http.listen: no: who gives no API key is the tenant default; auto: yes as soon as a tenant has keys, or for an address that is not loopback", "auto|yes|no"},
+	{"http", "header_s", INT, AT(http_header_s), 1, 3600, "10", "the head of a request must have come by then", NULL},
+	{"http", "body_s", INT, AT(http_body_s), 1, 86400, "60", "and its body so long after that", NULL},
+	{"http", "idle_s", INT, AT(http_idle_s), 1, 86400, "300", "a connection that asks nothing for so long is closed", NULL},
+	{"http", "ping_s", INT, AT(http_ping_s), 1, 3600, "15", "a stream that has nothing to say for so long gets a comment, so that nobody on the way gives it up", NULL},
 	{"model", "target", TEXT, AT(target), 0, 0, "", "folder of the model; must be set", NULL},
 	{"model", "drafter", TEXT, AT(drafter), 0, 0, "", "folder of its drafter, or none: plain decoding; must be set", NULL},
 	{"model", "tokenizer", TEXT, AT(tokenizer), 0, 0, "", "tokenizer.json; empty: in the target's folder, else beside that folder; --synthetic: the shipped one", NULL},
@@ -91,7 +100,7 @@ enum { N_SETTINGS = sizeof(settings) / sizeof(settings[0]) };
 /* What a SIGHUP changes at once: single settings, or all of a section. Only what is looked up when it is needed; no text that another thread may read. */
 static const char *const at_once[] = {
 	"tandem.log_level", "tandem.max_connections", "tandem.handshake_s", "tandem.drain_s", "tandem.resume_s", "engine.watchdog_s", "engine.load_timeout_s",
-	"http.header_s", "http.body_s", "http.idle_s", "http.ping_s", "limits.", "tenants.", "defaults.",
+	"http.require_key", "http.header_s", "http.body_s", "http.idle_s", "http.ping_s", "limits.", "tenants.", "defaults.",
 };
 
 /* Of each section [tenant NAME]. */
@@ -400,6 +409,20 @@ static int fill_paths(struct td_daemon_config *c, struct td_error *err)
 	return c->socket && c->runtime_dir ? 0 : td_error_set(err, TD_E_NOMEM, "out of memory");
 }
 
+/* http.socket = auto: beside tandem.socket. */
+static int fill_http_socket(struct td_daemon_config *c, struct td_error *err)
+{
+	const char *slash = strrchr(c->socket, '/');
+	char path[PATH_MAX];
+
+	if (strcmp(c->http_socket, "auto"))
+		return 0;
+	snprintf(path, sizeof(path), "%.*shttp.sock", slash ? (int)(slash - c->socket + 1) : 0, c->socket);
+	free(c->http_socket);
+	c->http_socket = strdup(path);
+	return c->http_socket ? 0 : td_error_set(err, TD_E_NOMEM, "out of memory");
+}
+
 static int check_whole(const struct td_daemon_config *c, struct td_error *err)
 {
 	if (!c->target[0])
@@ -462,7 +485,7 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 		if (*action == TD_HELP || *action == TD_VERSION_ACTION || *action == TD_SETTINGS)
 			return 0;
 	}
-	if ((rc = fill_paths(c, err)))
+	if ((rc = fill_paths(c, err)) || (rc = fill_http_socket(c, err)))
 		return rc;
 	if (c->input_memory < c->max_frame)
 		c->input_memory = c->max_frame;

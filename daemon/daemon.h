@@ -34,6 +34,7 @@
 #include <uv.h>
 
 #include "daemon/metrics.h"
+#include "daemon/http.h"
 #include "daemon/notify.h"
 #include "daemon/session.h"
 #include "daemon/tenant.h"
@@ -61,6 +62,9 @@ struct td_daemon_config {
 	char *socket, *runtime_dir, *log_file;
 	int socket_by_default; /* nobody chose its path */
 	int socket_mode, log_level, max_connections, handshake_s, drain_s, resume_s;
+	/* http */
+	char *http_socket, *http_listen, *http_allow_remote, *http_require_key;
+	int http_socket_mode, http_header_s, http_body_s, http_idle_s, http_ping_s;
 	/* model */
 	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *trust_content;
 	/* engine */
@@ -98,6 +102,7 @@ struct td_model {
 	int has_drafter;
 	struct td_tokenizer *tokenizer;
 	int vocab_real; /* ids from here on do not exist */
+	int vocab_fd; /* the tokens' bytes, for the target (engine/token_mask.h); 0 = none */
 	int n_end, end[TD_STOP_IDS_MAX]; /* ids that end an answer unless ignore_eos */
 	int thinking_default;
 	int trust_content; /* control tokens written in a chat's contents count */
@@ -350,33 +355,50 @@ struct td_job {
 	struct td_job *next; /* of the session */
 	struct td_session *session; /* NULL after it closed */
 	struct td_daemon *d;
-	Tandem__ClientMessage *msg;
+	void (*run)(struct td_job *j); /* on any thread */
+	void (*done)(struct td_job *j); /* in the loop; frees it */
+	uint64_t tag;
 	uint64_t number; /* order of arrival, for Generate */
 	int cancelled;
-	/* results */
+	/* of libtandem's protocol: the message and what becomes of it */
+	Tandem__ClientMessage *msg;
 	struct td_request *request;
 	struct td_ids ids;
 	struct td_error error;
 };
 void td_job_start(struct td_session *s, Tandem__ClientMessage *msg, uint64_t number);
+/* Runs a job whose run, done, tag and number are set; `bytes`: how much work it is. */
+void td_job_begin(struct td_job *j, struct td_session *s, size_t bytes);
 struct td_job *td_job_find(struct td_session *s, uint64_t tag);
 
 /* ---- listener.c -------------------------------------------------------------------------------------------------------------------- */
 
-struct td_listener {
-	int fd, lock_fd, spare_fd;
-	char *path;
-	ino_t ino; /* of the socket that we made */
+enum td_listen_kind { TD_LISTEN_FRAMES, TD_LISTEN_HTTP, TD_LISTEN_HTTP_TCP };
+enum { TD_LISTEN_MAX = 8 };
+
+struct td_listen { /* one listening socket */
+	struct td_daemon *d;
+	enum td_listen_kind kind;
+	int fd;
+	char *path; /* of the socket file that we made, else NULL */
+	ino_t ino;
 	dev_t dev;
 	uv_poll_t poll;
 	int polling, resting; /* no descriptor left: accepting rests until a turn of the timer */
+};
+struct td_listener {
+	int lock_fd, spare_fd;
+	struct td_listen at[TD_LISTEN_MAX];
+	int n;
 	unsigned long refused;
 };
 int td_listener_lock(struct td_daemon *d, struct td_error *err); /* runtime folder */
 int td_listener_keep_folder(struct td_daemon *d, struct td_error *err); /* makes and locks it again when somebody removed it */
 int td_listener_open(struct td_daemon *d, struct td_error *err);
+/* Accepts on a non-blocking socket that listens already; takes the fd, also on failure. */
+int td_listener_adopt(struct td_daemon *d, int fd, enum td_listen_kind kind, struct td_error *err);
 void td_listener_check(struct td_daemon *d);
-void td_listener_close(struct td_daemon *d); /* also removes the socket file */
+void td_listener_close(struct td_daemon *d); /* also removes the socket files */
 
 /* ---- scheduler.c ------------------------------------------------------------------------------------------------------------------- */
 

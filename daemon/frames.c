@@ -4,6 +4,7 @@
  * Input goes through a frame reader whose cap is small until Hello came; whole messages go to dispatch.c. What a request has to say is packed straight into
  * the session's output. Nothing is owned here but the reader's buffer.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/daemon.h"
@@ -96,6 +97,27 @@ static void check(struct td_session *s, uint64_t now_us)
 static void closing(struct td_session *s)
 {
 	td_frame_reader_finish(&s->frames.in);
+}
+
+static size_t last_words(uint8_t *out, size_t size, int code, const char *text)
+{
+	Tandem__Error e = TANDEM__ERROR__INIT;
+	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
+	uint8_t *frame;
+	size_t n = 0;
+
+	e.code = (char *)td_error_name(code);
+	e.text = (char *)text;
+	e.has_retry_after_ms = 1;
+	e.retry_after_ms = 1000;
+	m.body_case = TANDEM__SERVER_MESSAGE__BODY_ERROR;
+	m.error = &e;
+	frame = td_server_message_pack(&m, &n);
+	if (!frame || n > size)
+		n = 0;
+	memcpy(out, frame ? frame : out, n);
+	free(frame);
+	return n;
 }
 
 /* ---- output ------------------------------------------------------------------------------------------------------------------------ */
@@ -253,6 +275,7 @@ const struct td_session_protocol td_frames = {
 	.delta = send_delta,
 	.finish = send_finish,
 	.error = send_error,
+	.last_words = last_words,
 	.check = check,
 	.closing = closing,
 	.resumes = 1,

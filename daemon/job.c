@@ -2,7 +2,8 @@
  * job.c: the part of a message that takes long, which is tokenising, away from the loop.
  *
  * Short prompts are worked on at once: handing them to another thread costs more than the work. A job knows its session only as long as that is
- * open; the work itself touches the message, the model and the configuration, none of which changes meanwhile.
+ * open; the work itself touches the message, the model and the configuration, none of which changes meanwhile. HTTP's jobs (http_generate.c) also read
+ * the JSON of their request there.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,48 @@ static void detach(struct td_job *j)
 	*p = j->next;
 }
 
-static void work(uv_work_t *w)
+static void on_work(uv_work_t *w)
 {
 	struct td_job *j = w->data;
+
+	j->run(j);
+}
+
+static void on_done(uv_work_t *w, int status)
+{
+	struct td_job *j = w->data;
+
+	(void)status; /* never cancelled */
+	detach(j);
+	j->done(j);
+}
+
+void td_job_begin(struct td_job *j, struct td_session *s, size_t bytes)
+{
+	j->d = s->d;
+	j->session = s;
+	j->work.data = j;
+	j->next = s->jobs;
+	s->jobs = j;
+	if (bytes > AT_ONCE_BYTES && uv_queue_work(&s->d->loop, &j->work, on_work, on_done) == 0)
+		return;
+	j->run(j);
+	on_done(&j->work, 0);
+}
+
+struct td_job *td_job_find(struct td_session *s, uint64_t tag)
+{
+	struct td_job *j = s->jobs;
+
+	while (j && j->tag != tag)
+		j = j->next;
+	return j;
+}
+
+/* ---- messages of libtandem's protocol ---------------------------------------------------------------------------------------------- */
+
+static void run(struct td_job *j)
+{
 	const struct td_model *m = &j->d->model;
 	const Tandem__Tokenize *t = j->msg->tokenize;
 
@@ -41,12 +81,8 @@ static void work(uv_work_t *w)
 	}
 }
 
-static void on_done(uv_work_t *w, int status)
+static void done(struct td_job *j)
 {
-	struct td_job *j = w->data;
-
-	(void)status; /* never cancelled */
-	detach(j);
 	td_dispatch_job(j);
 	td_ids_finish(&j->ids);
 	td_client_message_free(j->msg);
@@ -89,24 +125,10 @@ void td_job_start(struct td_session *s, Tandem__ClientMessage *msg, uint64_t num
 		td_client_message_free(msg);
 		return;
 	}
-	j->d = s->d;
-	j->session = s;
+	j->run = run;
+	j->done = done;
+	j->tag = msg->tag;
 	j->msg = msg;
 	j->number = number;
-	j->work.data = j;
-	j->next = s->jobs;
-	s->jobs = j;
-	if (text_bytes(msg) > AT_ONCE_BYTES && uv_queue_work(&s->d->loop, &j->work, work, on_done) == 0)
-		return;
-	work(&j->work);
-	on_done(&j->work, 0);
-}
-
-struct td_job *td_job_find(struct td_session *s, uint64_t tag)
-{
-	struct td_job *j = s->jobs;
-
-	while (j && j->msg->tag != tag)
-		j = j->next;
-	return j;
+	td_job_begin(j, s, text_bytes(msg));
 }

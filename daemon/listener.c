@@ -1,14 +1,17 @@
 /*
- * listener.c: the runtime folder's lock, the socket, and accepting.
+ * listener.c: the runtime folder's lock, the sockets that listen, and accepting.
  *
  * The lock (flock on <runtime_dir>/lock) is what makes a daemon the only one; it goes away with the process, however that ends. A socket file that
  * nobody listens on is a leftover and is replaced; one that answers belongs to somebody and is an error.
+ * Sockets are of three kinds (td_listen_kind): libtandem's frames, HTTP on a Unix socket, HTTP on TCP. One that somebody else made and listens on
+ * already is adopted alike; its file is not ours to remove.
  * Clients get no descriptor that the workers may need (main.c counts them at the start): a crowd must not keep a successor from starting. Should they
  * run out all the same (the system's own limit), one is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
  * fails, accepting rests until the next turn of the timer, since a readable listening socket would otherwise wake the loop without end.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +108,7 @@ int td_listener_keep_folder(struct td_daemon *d, struct td_error *err)
 }
 
 /* A socket file may be in the way: alive, stale, or something else altogether. */
-static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
+static int clear_path(const char *setting, const struct sockaddr_un *sa, struct td_error *err)
 {
 	struct stat st;
 	int fd, rc, e;
@@ -113,7 +116,7 @@ static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
 	if (lstat(sa->sun_path, &st) < 0)
 		return 0; /* bind tells what else is wrong */
 	if (!S_ISSOCK(st.st_mode))
-		return td_error_set(err, TD_E_INVALID, "tandem.socket = %s: something that is not a socket is there; remove it, or choose another path",
+		return td_error_set(err, TD_E_INVALID, "%s = %s: something that is not a socket is there; remove it, or choose another path", setting,
 				    sa->sun_path);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
@@ -122,11 +125,11 @@ static int clear_path(const struct sockaddr_un *sa, struct td_error *err)
 	e = errno;
 	close(fd);
 	if (rc == 0 || e == EAGAIN)
-		return td_error_set(err, TD_E_BUSY, "tandem.socket = %s: another program listens there; end it, or choose another path", sa->sun_path);
+		return td_error_set(err, TD_E_BUSY, "%s = %s: another program listens there; end it, or choose another path", setting, sa->sun_path);
 	if (e != ECONNREFUSED)
-		return td_error_set(err, e == EACCES ? TD_E_PERMISSION : TD_E_IO, "tandem.socket = %s: %s", sa->sun_path, strerror(e));
+		return td_error_set(err, e == EACCES ? TD_E_PERMISSION : TD_E_IO, "%s = %s: %s", setting, sa->sun_path, strerror(e));
 	if (unlink(sa->sun_path) < 0)
-		return td_error_set(err, TD_E_PERMISSION, "tandem.socket = %s: a stale socket is there and cannot be removed: %s", sa->sun_path, strerror(errno));
+		return td_error_set(err, TD_E_PERMISSION, "%s = %s: a stale socket is there and cannot be removed: %s", setting, sa->sun_path, strerror(errno));
 	td_log(TD_LOG_INFO, "removed the stale socket %s", sa->sun_path);
 	return 0;
 }
@@ -140,50 +143,49 @@ static int spare_open(void)
 	return open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
-/* The last words to a connection that gets no session: one frame, as far as the socket's buffer takes it. */
-static void turn_away(struct td_daemon *d, int fd, const char *why)
-{
-	Tandem__Error e = TANDEM__ERROR__INIT;
-	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
-	uint8_t *frame;
-	size_t n;
+static const struct {
+	const struct td_session_protocol *protocol;
+	const char *setting;
+	int tcp;
+} kinds[] = {
+	[TD_LISTEN_FRAMES] = {&td_frames, "tandem.socket", 0},
+	[TD_LISTEN_HTTP] = {&td_http, "http.socket", 0},
+	[TD_LISTEN_HTTP_TCP] = {&td_http, "http.listen", 1},
+};
 
-	e.code = (char *)td_error_name(TD_E_LIMIT);
-	e.text = (char *)why;
-	e.has_retry_after_ms = 1;
-	e.retry_after_ms = 1000;
-	m.body_case = TANDEM__SERVER_MESSAGE__BODY_ERROR;
-	m.error = &e;
-	frame = td_server_message_pack(&m, &n);
-	if (frame && send(fd, frame, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+/* A connection gets no session, but the reason, as far as the socket's buffer takes it. */
+static void turn_away(struct td_listen *l, int fd, const char *why)
+{
+	struct td_listener *all = &l->d->listener;
+	uint8_t text[1024];
+	size_t n = kinds[l->kind].protocol->last_words(text, sizeof(text), TD_E_LIMIT, why);
+
+	if (send(fd, text, n, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
 		/* it hung up already */
 	}
-	free(frame);
 	close(fd);
-	if (d->listener.refused++ % 1000 == 0)
-		td_log(TD_LOG_WARN, "connection refused: %s (%lu so far)", why, d->listener.refused);
+	if (all->refused++ % 1000 == 0)
+		td_log(TD_LOG_WARN, "connection refused: %s (%lu so far)", why, all->refused);
 }
 
 /* No descriptor is left. 1 when a connection could be turned away with the one in reserve. */
-static int accept_starved(struct td_daemon *d)
+static int accept_starved(struct td_listen *l)
 {
-	struct td_listener *l = &d->listener;
+	struct td_listener *all = &l->d->listener;
 	int fd;
 
-	if (l->spare_fd < 0)
+	if (all->spare_fd < 0)
 		return 0;
-	close(l->spare_fd);
+	close(all->spare_fd);
 	fd = accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 	if (fd >= 0)
-		turn_away(d, fd, NO_FD);
-	l->spare_fd = spare_open();
+		turn_away(l, fd, NO_FD);
+	all->spare_fd = spare_open();
 	return fd >= 0;
 }
 
-static void rest(struct td_daemon *d)
+static void rest(struct td_listen *l)
 {
-	struct td_listener *l = &d->listener;
-
 	if (l->polling)
 		uv_poll_stop(&l->poll);
 	l->polling = 0;
@@ -192,23 +194,24 @@ static void rest(struct td_daemon *d)
 
 static void on_connection(uv_poll_t *poll, int status, int events)
 {
-	struct td_daemon *d = poll->data;
+	struct td_listen *l = poll->data;
+	struct td_daemon *d = l->d;
 	struct td_error err;
 
 	(void)events;
 	if (status < 0) {
 		td_log(TD_LOG_ERROR, "listening: %s", uv_strerror(status));
-		rest(d);
+		rest(l);
 		return;
 	}
 	for (int i = 0; i < ACCEPTS_PER_TURN; i++) {
 		int starved = td_fault("daemon.accept.emfile");
-		int fd = starved ? -1 : accept4(d->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd = starved ? -1 : accept4(l->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 		if (fd < 0 && (starved || errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)) {
-			if (accept_starved(d))
+			if (accept_starved(l))
 				continue;
-			rest(d);
+			rest(l);
 			return;
 		}
 		if (fd < 0 && (errno == EINTR || errno == ECONNABORTED))
@@ -216,95 +219,205 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 		if (fd < 0)
 			return;
 		if (d->n_sessions >= d->cfg.max_connections)
-			turn_away(d, fd, d->fds_short ? NO_FD : "tandemd has as many connections as tandem.max_connections allows");
-		else if (td_session_open(d, fd, &td_frames, 0, &err))
+			turn_away(l, fd, d->fds_short ? NO_FD : "tandemd has as many connections as tandem.max_connections allows");
+		else if (td_session_open(d, fd, kinds[l->kind].protocol, kinds[l->kind].tcp, &err))
 			td_log(TD_LOG_WARN, "connection refused: %s", err.text);
 	}
 }
 
 void td_listener_check(struct td_daemon *d)
 {
-	struct td_listener *l = &d->listener;
+	struct td_listener *all = &d->listener;
 
-	if (l->spare_fd < 0)
-		l->spare_fd = spare_open();
-	if (!l->resting || l->fd < 0)
-		return;
-	l->resting = 0;
-	if (uv_poll_start(&l->poll, UV_READABLE, on_connection) == 0)
-		l->polling = 1;
+	if (all->spare_fd < 0)
+		all->spare_fd = spare_open();
+	for (int i = 0; i < all->n; i++) {
+		struct td_listen *l = &all->at[i];
+
+		if (!l->resting)
+			continue;
+		l->resting = 0;
+		if (uv_poll_start(&l->poll, UV_READABLE, on_connection) == 0)
+			l->polling = 1;
+	}
 }
 
 /* ---- open and close ---------------------------------------------------------------------------------------------------------------- */
 
-static int bind_and_listen(struct td_daemon *d, const struct sockaddr_un *sa, struct td_error *err)
+int td_listener_adopt(struct td_daemon *d, int fd, enum td_listen_kind kind, struct td_error *err)
 {
-	struct td_listener *l = &d->listener;
-	struct stat st;
+	struct td_listener *all = &d->listener;
+	struct td_listen *l = &all->at[all->n];
+	int rc;
+
+	if (all->n == TD_LISTEN_MAX) {
+		close(fd);
+		return td_error_set(err, TD_E_LIMIT, "more than %d sockets to listen on", TD_LISTEN_MAX);
+	}
+	*l = (struct td_listen){.d = d, .kind = kind, .fd = fd, .resting = 1};
+	rc = uv_poll_init(&d->loop, &l->poll, fd);
+	if (rc < 0) {
+		close(fd);
+		return td_error_set(err, TD_E_IO, "%s: cannot wait for connections: %s", kinds[kind].setting, uv_strerror(rc));
+	}
+	l->poll.data = l;
+	all->n++;
+	return 0;
+}
+
+static int unix_address(const char *setting, const char *path, struct sockaddr_un *sa, struct td_error *err)
+{
+	*sa = (struct sockaddr_un){.sun_family = AF_UNIX};
+	if (strlen(path) >= sizeof(sa->sun_path))
+		return td_error_set(err, TD_E_INVALID, "%s: the path has %zu bytes, a Unix socket's may have %zu at most: %s", setting, strlen(path),
+				    sizeof(sa->sun_path) - 1, path);
+	memcpy(sa->sun_path, path, strlen(path) + 1);
+	return 0;
+}
+
+/* The default folder is ours to make; one that a person chose must be there, else a typing error makes folders. */
+static int own_folder(struct td_daemon *d, const char *path, struct td_error *err)
+{
+	char parent[sizeof(((struct sockaddr_un *)0)->sun_path)], *slash;
+
+	snprintf(parent, sizeof(parent), "%s", path);
+	slash = strrchr(parent, '/');
+	if (!slash || slash == parent)
+		return 0;
+	*slash = 0;
+	return d->cfg.socket_by_default || !strcmp(parent, d->cfg.runtime_dir) ? make_folder(parent, 0755, err) : 0;
+}
+
+/* A socket with its file; *fd is the caller's, also after an error. */
+static int bind_unix(const char *setting, const struct sockaddr_un *sa, int mode, int *fd, struct stat *st, struct td_error *err)
+{
 	mode_t mask;
 	int rc;
 
-	l->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-	if (l->fd < 0)
+	*fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (*fd < 0)
 		return td_error_set(err, TD_E_IO, "cannot make a socket: %s", strerror(errno));
-	mask = umask(0777 & ~d->cfg.socket_mode); /* never more open than asked for, not even for a moment */
-	rc = bind(l->fd, (const struct sockaddr *)sa, sizeof(*sa));
+	mask = umask(0777 & ~mode); /* never more open than asked for, not even for a moment */
+	rc = bind(*fd, (const struct sockaddr *)sa, sizeof(*sa));
 	umask(mask);
 	if (rc < 0)
-		return td_error_set(err, path_code(), "tandem.socket = %s: cannot make it: %s", sa->sun_path, strerror(errno));
-	l->path = strdup(sa->sun_path);
-	if (chmod(sa->sun_path, (mode_t)d->cfg.socket_mode) < 0 || lstat(sa->sun_path, &st) < 0)
-		return td_error_set(err, TD_E_IO, "tandem.socket = %s: %s", sa->sun_path, strerror(errno));
-	l->ino = st.st_ino;
-	l->dev = st.st_dev;
-	if (listen(l->fd, BACKLOG) < 0)
-		return td_error_set(err, TD_E_IO, "tandem.socket = %s: cannot listen: %s", sa->sun_path, strerror(errno));
+		return td_error_set(err, path_code(), "%s = %s: cannot make it: %s", setting, sa->sun_path, strerror(errno));
+	if (chmod(sa->sun_path, (mode_t)mode) < 0 || lstat(sa->sun_path, st) < 0)
+		return td_error_set(err, TD_E_IO, "%s = %s: %s", setting, sa->sun_path, strerror(errno));
+	if (listen(*fd, BACKLOG) < 0)
+		return td_error_set(err, TD_E_IO, "%s = %s: cannot listen: %s", setting, sa->sun_path, strerror(errno));
 	return 0;
+}
+
+static int open_unix(struct td_daemon *d, enum td_listen_kind kind, const char *path, int mode, struct td_error *err)
+{
+	const char *setting = kinds[kind].setting;
+	struct sockaddr_un sa;
+	struct stat st;
+	int fd = -1, rc;
+
+	if ((rc = unix_address(setting, path, &sa, err)))
+		return rc;
+	if ((rc = own_folder(d, path, err)))
+		return td_error_prefix(err, "%s", setting);
+	if ((rc = clear_path(setting, &sa, err)) || (rc = bind_unix(setting, &sa, mode, &fd, &st, err))) {
+		if (fd >= 0)
+			close(fd);
+		return rc;
+	}
+	rc = td_listener_adopt(d, fd, kind, err);
+	if (!rc) {
+		struct td_listen *l = &d->listener.at[d->listener.n - 1];
+
+		l->path = strdup(path);
+		l->ino = st.st_ino;
+		l->dev = st.st_dev;
+	}
+	return rc;
+}
+
+static int is_loopback(const struct sockaddr_storage *sa)
+{
+	if (sa->ss_family == AF_INET)
+		return ntohl(((const struct sockaddr_in *)sa)->sin_addr.s_addr) >> 24 == 127;
+	return IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)sa)->sin6_addr);
+}
+
+/* "127.0.0.1:8080" or "[::1]:8080" */
+static int tcp_address(const char *text, struct sockaddr_storage *sa, struct td_error *err)
+{
+	const char *colon = strrchr(text, ':');
+	char host[64], *end;
+	long port = colon ? strtol(colon + 1, &end, 10) : -1;
+	size_t n = colon ? (size_t)(colon - text) : 0;
+
+	memset(sa, 0, sizeof(*sa));
+	if (n >= 2 && text[0] == '[' && text[n - 1] == ']') {
+		text++;
+		n -= 2;
+	}
+	snprintf(host, sizeof(host), "%.*s", (int)n, text);
+	if (colon && colon[1] && !*end && port >= 1 && port <= 65535 && n && n < sizeof(host) &&
+	    (uv_ip4_addr(host, (int)port, (struct sockaddr_in *)sa) == 0 || uv_ip6_addr(host, (int)port, (struct sockaddr_in6 *)sa) == 0))
+		return 0;
+	return td_error_set(err, TD_E_INVALID, "http.listen must be an address and a port, such as 127.0.0.1:8080 or [::1]:8080");
+}
+
+static int open_tcp(struct td_daemon *d, const char *text, struct td_error *err)
+{
+	struct sockaddr_storage sa;
+	int one = 1, fd, rc = tcp_address(text, &sa, err);
+
+	if (rc)
+		return rc;
+	if (!is_loopback(&sa)) {
+		if (strcmp(d->cfg.http_allow_remote, "yes"))
+			return td_error_set(err, TD_E_INVALID, "http.listen = %s: not a loopback address; set http.allow_remote = yes if others shall reach it", text);
+		td_log(TD_LOG_WARN, "http.listen = %s: whoever reaches this address can try API keys, and nothing is encrypted (http.allow_remote)", text);
+	}
+	fd = socket(sa.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return td_error_set(err, TD_E_IO, "http.listen = %s: cannot make a socket: %s", text, strerror(errno));
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (bind(fd, (const struct sockaddr *)&sa, sa.ss_family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6)) < 0 || listen(fd, BACKLOG) < 0) {
+		rc = td_error_set(err, errno == EADDRINUSE ? TD_E_BUSY : errno == EACCES ? TD_E_PERMISSION : TD_E_IO, "http.listen = %s: cannot listen: %s", text,
+				  strerror(errno));
+		close(fd);
+		return rc;
+	}
+	return td_listener_adopt(d, fd, TD_LISTEN_HTTP_TCP, err);
 }
 
 int td_listener_open(struct td_daemon *d, struct td_error *err)
 {
-	struct td_listener *l = &d->listener;
-	struct sockaddr_un sa = {.sun_family = AF_UNIX};
-	char parent[sizeof(sa.sun_path)], *slash;
+	const struct td_daemon_config *c = &d->cfg;
 	int rc;
 
-	if (strlen(d->cfg.socket) >= sizeof(sa.sun_path))
-		return td_error_set(err, TD_E_INVALID, "tandem.socket: the path has %zu bytes, a Unix socket's may have %zu at most: %s", strlen(d->cfg.socket),
-				    sizeof(sa.sun_path) - 1, d->cfg.socket);
-	memcpy(sa.sun_path, d->cfg.socket, strlen(d->cfg.socket) + 1);
-	memcpy(parent, sa.sun_path, sizeof(parent));
-	slash = strrchr(parent, '/');
-	if (slash && slash != parent) {
-		*slash = 0;
-		/* The default folder is ours to make; one that a person chose must be there, else a typing error makes folders. */
-		if ((d->cfg.socket_by_default || !strcmp(parent, d->cfg.runtime_dir)) && (rc = make_folder(parent, 0755, err)))
-			return td_error_prefix(err, "tandem.socket");
-	}
-	l->spare_fd = spare_open();
-	if ((rc = clear_path(&sa, err)) || (rc = bind_and_listen(d, &sa, err)))
+	d->listener.spare_fd = spare_open();
+	if ((rc = open_unix(d, TD_LISTEN_FRAMES, c->socket, c->socket_mode, err)) ||
+	    (c->http_socket[0] && (rc = open_unix(d, TD_LISTEN_HTTP, c->http_socket, c->http_socket_mode, err))) ||
+	    (c->http_listen[0] && (rc = open_tcp(d, c->http_listen, err))))
 		return rc;
-	uv_poll_init(&d->loop, &l->poll, l->fd);
-	l->poll.data = d;
-	l->resting = 1;
 	td_listener_check(d);
 	return 0;
 }
 
 void td_listener_close(struct td_daemon *d)
 {
-	struct td_listener *l = &d->listener;
-	struct stat st;
+	for (int i = 0; i < d->listener.n; i++) {
+		struct td_listen *l = &d->listener.at[i];
+		struct stat st;
 
-	if (l->poll.data && !uv_is_closing((uv_handle_t *)&l->poll))
+		if (l->fd < 0)
+			continue;
 		uv_close((uv_handle_t *)&l->poll, NULL);
-	l->resting = l->polling = 0;
-	if (l->fd >= 0)
+		l->resting = l->polling = 0;
 		close(l->fd);
-	l->fd = -1;
-	/* A successor may have put its own socket there. */
-	if (l->path && lstat(l->path, &st) == 0 && st.st_ino == l->ino && st.st_dev == l->dev)
-		unlink(l->path);
-	free(l->path);
-	l->path = NULL;
+		l->fd = -1;
+		/* A successor may have put its own socket there. */
+		if (l->path && lstat(l->path, &st) == 0 && st.st_ino == l->ino && st.st_dev == l->dev)
+			unlink(l->path);
+		free(l->path);
+		l->path = NULL;
+	}
 }

@@ -23,8 +23,9 @@
 
 enum { TICK_MS = 100, S = 1000000, LAST_WORDS_US = 1 * S, WORKERS_END_US = 2 * S, TRIM_US = 1 * S, LARGE_BLOCK = 256 << 10 };
 enum { EXIT_RUNTIME = 1, EXIT_CONFIG = 2 };
-/* What tandemd itself has open at most, standard descriptors left out: 31 were counted with both workers and a log file while one starts, and MPS. */
-enum { FDS_OWN = 36 };
+/* What tandemd itself has open at most, standard descriptors left out: 31 were counted with both workers and a log file while one starts, and MPS; two more
+ * are the sockets of HTTP. */
+enum { FDS_OWN = 38 };
 
 /* ---- ending ------------------------------------------------------------------------------------------------------------------------ */
 
@@ -271,6 +272,8 @@ static void log_plan(const struct td_daemon *d)
 
 	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);
+	if (d->cfg.http_socket[0] || d->cfg.http_listen[0])
+		td_log(TD_LOG_INFO, "HTTP on %s%s%s", d->cfg.http_socket, d->cfg.http_socket[0] && d->cfg.http_listen[0] ? " and " : "", d->cfg.http_listen);
 	if (d->fds_short)
 		td_log(TD_LOG_WARN, "the limit of open files leaves room for %d connections (ulimit -n, LimitNOFILE)", d->cfg.max_connections);
 	if (d->cfg.tenants.exposed)
@@ -357,7 +360,7 @@ int main(int argc, char **argv)
 	d.started_us = td_now_us();
 	d.argc = argc;
 	d.argv = argv;
-	d.shm_fd = d.listener.fd = d.listener.lock_fd = d.listener.spare_fd = -1;
+	d.shm_fd = d.listener.lock_fd = d.listener.spare_fd = -1;
 	rc = take_limits(&d, &err) || td_model_load(&d.cfg, &d.model, &err) || td_model_plan_memory(&d.cfg, &d.model, &err) ? complain(&err, EXIT_CONFIG) : 0;
 	if (!rc && action == TD_CHECK && td_mps_find(&d, &err)) {
 		rc = complain(&err, EXIT_CONFIG);

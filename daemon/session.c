@@ -111,6 +111,7 @@ int td_session_open(struct td_daemon *d, int fd, const struct td_session_protoco
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
 	}
 	s->d = d;
+	s->tcp = tcp;
 	s->protocol = protocol;
 	s->number = ++d->next_session;
 	s->opened_us = td_now_us();
@@ -255,6 +256,7 @@ static void on_eof(struct td_session *s)
 {
 	if (s->protocol->half(s) && s->state == TD_SES_OPEN)
 		td_log(TD_LOG_DEBUG, "connection %llu ended in the middle of a message", (unsigned long long)s->number);
+	s->eof = 1;
 	if (!s->protocol->answers_eof || s->requests || s->jobs || !td_session_pending(s)) {
 		td_session_close(s);
 		return;
@@ -358,6 +360,12 @@ static void trim(struct td_session *s)
 	}
 }
 
+static void on_shutdown(uv_shutdown_t *req, int status)
+{
+	(void)req; /* the client's end, or the time limit of ENDING, closes it */
+	(void)status;
+}
+
 /* Writes what the socket takes at once; hands the rest to libuv. */
 static void flush(struct td_session *s)
 {
@@ -391,7 +399,12 @@ static void flush(struct td_session *s)
 		}
 	}
 	if (s->state == TD_SES_ENDING && !s->writing && !s->out_n) {
-		td_session_close(s);
+		if (s->linger != 1 || s->eof || uv_shutdown(&s->shutdown, &s->io.stream, on_shutdown) < 0)
+			s->linger = s->linger == 2 && !s->eof ? 2 : 0;
+		else
+			s->linger = 2;
+		if (!s->linger)
+			td_session_close(s);
 		return;
 	}
 	set_unblocked(s);
@@ -461,6 +474,14 @@ void td_session_end(struct td_session *s)
 	s->ending_us = td_now_us();
 }
 
+void td_session_linger(struct td_session *s)
+{
+	td_session_end(s);
+	s->linger = 1;
+	if (!s->reading && !s->eof)
+		s->reading = uv_read_start(&s->io.stream, on_alloc, on_read) == 0;
+}
+
 void td_session_refuse(struct td_session *s, int code, const char *fmt, ...)
 {
 	struct td_error err = {.code = code};
@@ -484,6 +505,10 @@ void td_sessions_flush(struct td_daemon *d)
 		d->dirty = s->dirty_next;
 		s->dirty = 0;
 		flush(s);
+		if (s->woken && s->state == TD_SES_OPEN) {
+			s->woken = 0;
+			td_session_go_on(s);
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ struct td_session_protocol {
 	void (*delta)(struct td_session *s, struct td_request *r, int n, size_t text_end);
 	void (*finish)(struct td_session *s, const struct td_request *r);
 	void (*error)(struct td_session *s, uint64_t tag, const struct td_error *e, uint32_t retry_ms); /* tag 0: the connection's last words */
+	size_t (*last_words)(uint8_t *out, size_t size, int code, const char *text); /* to a connection that gets no session: bytes written */
 	void (*check)(struct td_session *s, uint64_t now_us); /* once per tick while it is open: time limits */
 	void (*closing)(struct td_session *s); /* gives back the protocol's state */
 	int answers_eof; /* a client that only ended its side gets what is written already */
@@ -70,7 +71,11 @@ struct td_session {
 	struct td_tenant *tenant; /* a reference; NULL until Hello, or until a key said it */
 	uint32_t tenant_generation;
 	enum td_session_state state;
+	int tcp; /* not a Unix socket */
 	int reading;
+	int eof; /* the client ended its side */
+	int linger; /* ENDING: 1: after the last words it gets the time to read them; 2: it has them */
+	uv_shutdown_t shutdown;
 	uint64_t opened_us, ending_us;
 	struct td_frames_state frames; /* of td_frames */
 	struct td_http *http; /* of td_http */
@@ -82,6 +87,7 @@ struct td_session {
 	uv_write_t write;
 	int writing;
 	int hold; /* the protocol takes no more input for now */
+	int woken; /* `hold` was lifted: goes on at the next flush */
 	int blocked; /* more is waiting than allowed: no deltas, no reading */
 	unsigned was_blocked; /* how often */
 	uint64_t blocked_us;
@@ -95,6 +101,8 @@ void td_session_close(struct td_session *s); /* now; its requests are lost */
 /* Error with tag 0, then the connection ends once that is written. */
 void td_session_refuse(struct td_session *s, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 void td_session_end(struct td_session *s); /* ends once what it has to say is written */
+/* The same; then its side is shut, and what the client still sends is read and dropped for a while: a close with unread input can destroy the last words. */
+void td_session_linger(struct td_session *s);
 void td_session_error(struct td_session *s, uint64_t tag, const struct td_error *e);
 /* The same where it is known how long to wait before trying again; 0 = it is not. */
 void td_session_error_retry(struct td_session *s, uint64_t tag, const struct td_error *e, uint32_t retry_ms);

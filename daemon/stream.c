@@ -31,6 +31,12 @@ void td_stream_usage(const struct td_request *r, Tandem__Usage *u)
 	u->wasted_us = r->wasted_us;
 	u->has_restarts = r->restarts > 0;
 	u->restarts = r->restarts;
+	u->has_cached_tokens = r->cached_tokens > 0;
+	u->cached_tokens = r->cached_tokens;
+	u->has_gpu_us = r->gpu_us > 0;
+	u->gpu_us = r->gpu_us;
+	u->has_wasted_us = r->wasted_us > 0;
+	u->wasted_us = r->wasted_us;
 }
 
 void td_stream_pump(struct td_daemon *d, struct td_request *r)
