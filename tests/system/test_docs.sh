@@ -11,7 +11,7 @@ fail() {
 	bad=1
 }
 
-for f in README.md CONTRIBUTING.md CHANGELOG.md LICENSE bench/LOG.md docs/architecture.md docs/errors.md models/tiny/README.md; do
+for f in README.md CONTRIBUTING.md CHANGELOG.md LICENSE bench/LOG.md docs/architecture.md docs/errors.md docs/configuration.md docs/metrics.md models/tiny/README.md; do
 	[ -s "$f" ] || fail "$f is not there"
 done
 
@@ -47,7 +47,7 @@ done
 # settings that README names, and the example configuration as a whole
 "$B/bin/tandemd" --help >"$T/settings" || fail "tandemd --help ends with an error"
 for s in $(grep -o '`\(model\|engine\|limits\|defaults\)\.[a-z_]*`' README.md | tr -d '`' | sort -u); do
-	sed -n "/^\[${s%.*}\]/,/^\$/p" "$T/settings" | grep -q "^  ${s#*.} " || fail "README.md names the setting $s, which tandemd does not know"
+	sed -n "/^\[${s%.*}\]/,/^\$/p" "$T/settings" | grep -q "^[* ] ${s#*.} " || fail "README.md names the setting $s, which tandemd does not know"
 done
 sed "s|@PREFIX@/share/tandem|$ROOT|; s|^; \(name\|socket\) = .*||" docs/examples/tandem.ini >"$T/ini"
 "$B/bin/tandemd" --config "$T/ini" --check --tandem.runtime_dir="$T/run" --tandem.socket="$T/sock" --engine.device=cpu >"$T/said" 2>&1 ||

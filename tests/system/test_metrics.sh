@@ -87,6 +87,12 @@ metrics "$T/m5"
 "$CHECK" "$T/m4" "$T/m5" >/dev/null || fail "after a worker's death"
 is "$T/m5" 'worker_restarts_total{worker="target"}' 1
 
+# docs/metrics.md tells each family, by its type, and no other.
+sed -n 's/^# TYPE //p' "$T/m5" | sort >"$T/is"
+awk -F '|' '/^## / { on = /Families/ } on && /^\| `tandem_/ { gsub(/[` ]/, "", $2); gsub(/ /, "", $3); n = split($2, name, ","); for (i = 1; i <= n; i++) print name[i], $3 }' \
+	"$ROOT/docs/metrics.md" | sort >"$T/told"
+diff "$T/told" "$T/is" >"$T/diff" || fail "docs/metrics.md (<) and the daemon (>) tell different families: $(cat "$T/diff")"
+
 ! command -v promtool >/dev/null || promtool check metrics <"$T/m5" >"$OUT" 2>&1 || fail "promtool: $(cat "$OUT")"
 stop
 code 3 metrics
