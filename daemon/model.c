@@ -14,6 +14,7 @@
 
 #include "daemon/daemon.h"
 #include "engine/log.h"
+#include "engine/token_mask.h"
 
 enum {
 	DEFAULT_CONTEXT = 4096,
@@ -298,6 +299,11 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 		td_model_finish(m);
 		return rc;
 	}
+	if ((rc = td_vocab_make(m->tokenizer, m->vocab_real, &m->vocab_fd, err))) {
+		m->vocab_fd = 0;
+		td_model_finish(m);
+		return rc;
+	}
 	m->trust_content = !strcmp(c->trust_content, "yes");
 	find_ends(m);
 	name_model(c, m);
@@ -307,6 +313,9 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 void td_model_finish(struct td_model *m)
 {
 	td_tokenizer_free(m->tokenizer);
+	if (m->vocab_fd > 0)
+		close(m->vocab_fd);
+	m->vocab_fd = 0;
 	free(m->target_worker);
 	free(m->drafter_worker);
 	m->tokenizer = NULL;

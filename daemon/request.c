@@ -14,6 +14,7 @@
 
 #include "daemon/daemon.h"
 #include "engine/chat_template.h"
+#include "engine/json_schema.h"
 #include "engine/log.h"
 
 enum { CALLS_MAX = 128, STOP_IDS_ASKED_MAX = 24, PENALTY_MAX = 10, BIAS_BOUND = 100 };
@@ -199,7 +200,7 @@ static int add_stop_id(struct td_request *r, int32_t id)
 	return 0;
 }
 
-static int read_stops(const struct td_model *m, const Tandem__Sampling *s, struct td_request *r, struct td_error *err)
+static int read_stops(const struct td_model *m, const Tandem__Sampling *s, int constrained, struct td_request *r, struct td_error *err)
 {
 	int full = 0;
 
@@ -213,7 +214,8 @@ static int read_stops(const struct td_model *m, const Tandem__Sampling *s, struc
 	}
 	if (s->n_stop_token_ids > STOP_IDS_ASKED_MAX)
 		return td_error_set(err, TD_E_INVALID, "%zu stop_token_ids are given; %d are allowed", s->n_stop_token_ids, STOP_IDS_ASKED_MAX);
-	for (int i = 0; i < m->n_end && !s->ignore_eos; i++)
+	/* With a constraint an end can come only where the output is complete: there ignore_eos has nothing to ignore. */
+	for (int i = 0; i < m->n_end && (constrained || !s->ignore_eos); i++)
 		full |= add_stop_id(r, m->end[i]);
 	for (size_t i = 0; i < s->n_stop_token_ids; i++) {
 		if (s->stop_token_ids[i] < 0 || s->stop_token_ids[i] >= m->vocab_real)
@@ -225,6 +227,30 @@ static int read_stops(const struct td_model *m, const Tandem__Sampling *s, struc
 	if (td_textstream_init(&r->text, m->tokenizer, s->stop, s->n_stop))
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
 	return 0;
+}
+
+static int read_constraint(const struct td_model *m, const Tandem__Generate *g, struct td_request *r, struct td_error *err)
+{
+	const Tandem__Constraint *c = g->constraint;
+	const Tandem__Chat *chat = g->input_case == TANDEM__GENERATE__INPUT_CHAT ? g->chat : NULL;
+	int thinking = chat && (chat->has_enable_thinking ? chat->enable_thinking : m->thinking_default); /* the prompt ends inside <think> */
+
+	if (!c || (c->kind_case == TANDEM__CONSTRAINT__KIND_JSON_OBJECT && !c->json_object))
+		return 0;
+	if (m->n_end == 0 || m->vocab_fd <= 0)
+		return td_error_set(err, TD_E_UNSUPPORTED, "a constraint needs a model with a token that ends an answer");
+	switch (c->kind_case) {
+	case TANDEM__CONSTRAINT__KIND_JSON_OBJECT:
+		return td_constraint_object(thinking, &r->grammar, &r->n_grammar, err);
+	case TANDEM__CONSTRAINT__KIND_JSON_SCHEMA:
+		return td_constraint_schema(c->json_schema, thinking, &r->grammar, &r->n_grammar, err);
+	case TANDEM__CONSTRAINT__KIND_TOOL_CHOICE:
+		if (!chat)
+			return td_error_set(err, TD_E_INVALID, "tool_choice is for a chat with tools");
+		return td_constraint_tools((const char *const *)chat->tool, chat->n_tool, c->tool_choice, thinking, &r->grammar, &r->n_grammar, err);
+	default:
+		return td_error_set(err, TD_E_INVALID, "the constraint says nothing: give json_object, json_schema or tool_choice");
+	}
 }
 
 static int read_lengths(const struct td_daemon_config *c, const struct td_model *m, const Tandem__Sampling *s, struct td_request *r, struct td_error *err)
@@ -258,7 +284,8 @@ struct td_request *td_request_create(const struct td_daemon_config *c, const str
 	r->cache = g->cache;
 	r->band = !g->has_band ? -1 : g->band == TANDEM__BAND__BATCH ? TD_BAND_BATCH : TD_BAND_INTERACTIVE;
 	/* The cheap checks come first: a request that fails them is not worth the tokenising. */
-	if (read_numbers(c, s, &r->sampling, err) || read_bias(m, s, &r->sampling, err) || read_stops(m, s, r, err) || read_prompt(m, g, &ids, err))
+	if (read_numbers(c, s, &r->sampling, err) || read_bias(m, s, &r->sampling, err) || read_stops(m, s, g->constraint != NULL, r, err) || read_constraint(m, g, r, err) ||
+	    read_prompt(m, g, &ids, err))
 		goto refused;
 	td_commitlog_init(&r->log, ids.id, (int)ids.n, r->sampling.logprobs);
 	ids.id = NULL;

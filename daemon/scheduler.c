@@ -306,7 +306,7 @@ static void take_done(struct td_daemon *d, const struct td_record *rec)
 	int cut = d->queue.stay[rec->slot].cut;
 
 	/* The daemon sees natural ends by itself, at the token that makes them. */
-	if (r && rec->reason != TD_FIN_ERROR && !(cut && rec->reason == TD_FIN_CANCELLED)) {
+	if (r && rec->reason != TD_FIN_ERROR && !(r->n_grammar && rec->reason == TD_FIN_CONSTRAINT) && !(cut && rec->reason == TD_FIN_CANCELLED)) {
 		td_child_kill(&d->target, TD_E_PROTOCOL, "it ended a request that is not at its end (reason %u)", rec->reason);
 		return;
 	}
@@ -315,7 +315,10 @@ static void take_done(struct td_daemon *d, const struct td_record *rec)
 		requeue(d, r);
 	} else if (r) {
 		r->slot = -1;
-		td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
+		if (rec->reason == TD_FIN_CONSTRAINT)
+			td_request_fail(d, r, TD_E_SCHEMA, "the model gives nothing that the constraint allows here (all such tokens are impossible)");
+		else
+			td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
 	}
 }
 

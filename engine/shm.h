@@ -56,7 +56,7 @@ enum td_record_kind {
 	TD_REC_RESET_DONE, /* epoch in `epoch` */
 };
 
-enum td_finish { TD_FIN_STOP = 1 /* stop id */, TD_FIN_LENGTH, TD_FIN_CANCELLED, TD_FIN_ERROR };
+enum td_finish { TD_FIN_STOP = 1 /* stop id */, TD_FIN_LENGTH, TD_FIN_CANCELLED, TD_FIN_ERROR, TD_FIN_CONSTRAINT /* nothing that its grammar allows could be chosen */ };
 
 struct td_record {
 	uint32_t epoch;

@@ -79,7 +79,7 @@ static void configure(struct td_worker *w)
 static void descriptors(struct td_worker *w)
 {
 	struct td_error err;
-	int shm_fd = -1, wanted = 2 + (w->cfg->own ? 1 : 0) + (w->cfg->target ? 1 : 0);
+	int shm_fd = -1, wanted = 2 + (w->cfg->own ? 1 : 0) + (w->cfg->target ? 1 : 0) + (w->cfg->vocab ? 1 : 0);
 
 	while (wanted-- > 0) {
 		char name[32];
@@ -93,6 +93,8 @@ static void descriptors(struct td_worker *w)
 			w->event_fd = fd;
 		} else if (!strcmp(name, "peer")) {
 			w->peer_fd = fd;
+		} else if (!strcmp(name, "vocab")) {
+			w->vocab_fd = fd;
 		} else if (!strcmp(name, w->name)) {
 			w->arena_fd = fd;
 		} else {
@@ -165,7 +167,7 @@ void td_worker_start(struct td_worker *w, Tandem__Worker__Role role, int argc, c
 	w->name = role == TANDEM__WORKER__ROLE__TARGET ? "target" : "drafter";
 	w->control = TD_CONTROL_CLOSED;
 	w->fd_sock = FD_SOCK;
-	w->event_fd = w->arena_fd = w->peer_fd = -1;
+	w->event_fd = w->arena_fd = w->peer_fd = w->vocab_fd = -1;
 	w->began_us = td_now_us();
 	td_log_open(w->name, TD_LOG_INFO);
 	if (argc != 3 || strcmp(argv[1], "--control")) {

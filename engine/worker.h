@@ -23,7 +23,7 @@ struct td_worker {
 	struct td_control control;
 	int fd_sock; /* descriptor 3 */
 	int event_fd;
-	int arena_fd, peer_fd; /* as told by Configure; -1 = none, or taken by the worker */
+	int arena_fd, peer_fd, vocab_fd; /* as told by Configure; -1 = none, or taken by the worker */
 	struct td_shm *shm;
 	struct td_worker_stats *stats;
 	struct td_bell *bell;

@@ -33,6 +33,7 @@ struct td__slot {
 	uint64_t order; /* of arrival: prefill goes first come, first served */
 	uint64_t owed_us; /* used since the last record: told with the next */
 	int begun; /* the drafter knows of it */
+	int constrained; /* constrain.c has its grammar */
 	/* prefix cache */
 	int cache; /* takes part: its units are put there as they are computed */
 	int looked; /* for good: its first rows were planned */
@@ -71,6 +72,8 @@ struct td_target {
 	struct td_verdict *verdict; /* device (slots) */
 	struct td_verdict *verdict_host;
 	int32_t *ids_host; /* (rows_max) */
+	struct td__constrain *constrain; /* NULL: nobody gave the tokens' bytes */
+	uint32_t *lines; /* device (block_rows, words + 1): masks */
 };
 
 /* target.c */
@@ -86,6 +89,15 @@ void td__cache_begin(struct td_target *t, int slot); /* its first rows are plann
 int td__cache_room(struct td_target *t, int n); /* evicts until n pages are free; -1 when that can't be */
 int td__cache_edge(const struct td__slot *s); /* where the part of the prompt that is fed next must end at the latest */
 void td__cache_grow(struct td_target *t, int slot, int from); /* prompt rows from..fed are computed */
+
+/* constrain.c: output that must fit a grammar */
+int td__constrain_create(struct td_target *t, int vocab_fd, struct td_error *err);
+void td__constrain_destroy(struct td_target *t);
+const char *td__constrain_start(struct td_target *t, int slot); /* NULL, or why it can't be */
+int td__constrain_rows(struct td_target *t, int slot, int rows); /* how many of a block's rows can count; reads the drafts */
+void td__constrain_masks(struct td_target *t, const struct td_batch *b); /* of all rows that may be sampled, on their way to the device */
+void td__constrain_apply(struct td_target *t, struct td_tensor logits); /* those masks, before accept */
+int td__constrain_commit(struct td_target *t, int slot, const int32_t *token, int n); /* -1: they do not fit */
 
 /* forward.c: rows of the batch through all layers; x holds the residual stream at the end, features (if features.data) the tapped outputs */
 void td__target_forward(struct td_target *t, const struct td_batch *b, struct td_tensor features);

@@ -81,7 +81,7 @@ int main(int argc, char **argv)
 	weights = load(&w, &pool, &imported, fingerprint);
 	opt = (struct td_target_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
 					 .n_taps = td_worker_taps(&w, &weights->cfg, tap), .tap = tap, .pool = pool,
-					 .vocab_real = (int)w.cfg->vocab_real};
+					 .vocab_real = (int)w.cfg->vocab_real, .vocab_fd = w.vocab_fd};
 	if (td_target_create(&opt, &t, &err))
 		td_worker_fail(&w, &err);
 	td_worker_keep(&w, &weights->arena, fingerprint, &weights->embed, &weights->head);

@@ -74,6 +74,10 @@ int td__target_commit(struct td_target *t, int slot, const struct td_verdict *v,
 		rec.token[n] = v->token[n];
 		stopped = is_stop(area, v->token[n++]);
 	}
+	if (td__constrain_commit(t, slot, rec.token, n)) {
+		td__target_end(t, slot, TD_FIN_CONSTRAINT);
+		return 0;
+	}
 	rec.n = (uint16_t)n;
 	rec.drafted = (uint16_t)(drafted > 0 ? drafted : 0);
 	rec.accepted = (uint16_t)(drafted > 0 ? (v->n - 1 < n ? v->n - 1 : n) : 0);

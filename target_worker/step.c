@@ -192,6 +192,8 @@ static int prefill_sample(struct td_target *t, struct plan *p, const int *ended,
 	struct td_tensor logits = td__target_head(t, td_rows(t->picked, 0, n_ended));
 
 	b.seq = pick;
+	td__constrain_masks(t, &b);
+	td__constrain_apply(t, logits);
 	t->ops->batch_set(t->dev, &b);
 	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
 	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)n_ended, err);
@@ -309,7 +311,7 @@ static void decode_plan(struct td_target *t, struct plan *p, int *refeed)
 		} else {
 			int room = s->max_total - s->total; /* tokens that may still be committed */
 
-			rows = 1 + (s->drafts < room ? s->drafts : room);
+			rows = td__constrain_rows(t, i, 1 + (s->drafts < room ? s->drafts : room));
 		}
 		refeed[p->batch.n_seq] = s->phase == TD__REFEED;
 		plan_add(p, i, rows, s->fed, s->replay, 0);
@@ -399,6 +401,7 @@ static int decode_accept(struct td_target *t, struct plan *p, const int *refeed,
 	if (!b.n_seq)
 		return t->ops->sync(t->dev, err);
 	logits = td__target_head(t, td_rows(t->x, 0, p->batch.n_rows));
+	td__constrain_apply(t, logits);
 	t->ops->batch_set(t->dev, &b);
 	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
 	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)b.n_seq, err);
@@ -420,6 +423,7 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 	td_fault_spot("target.step");
 	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
 	td__target_forward(t, &p.batch, p.features);
+	td__constrain_masks(t, &p.batch);
 	if ((rc = t->ops->sync(t->dev, err)))
 		return rc;
 	forward = td_now_us();

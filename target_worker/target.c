@@ -42,6 +42,7 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 	t->ids = b[TD_TB_IDS].data;
 	t->verdict = b[TD_TB_VERDICT].data;
 	t->sampling = b[TD_TB_SAMPLING].data;
+	t->lines = b[TD_TB_MASKS].data;
 	return 0;
 }
 
@@ -86,7 +87,8 @@ int td_target_create(const struct td_target_options *opt, struct td_target **out
 	t->rows_max = opt->shm->cfg.chunk > t->block_rows ? opt->shm->cfg.chunk : t->block_rows;
 	t->epoch = atomic_load(&opt->shm->epoch);
 	t->draft_us = atomic_load(&opt->shm->stats_drafter.draft_us);
-	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err)) || (t->ops->lend && (rc = td__target_warm(t, err)))) {
+	if ((rc = take_buffers(t, err)) || (rc = take_cache(t, err)) || (opt->vocab_fd > 0 && (rc = td__constrain_create(t, opt->vocab_fd, err))) ||
+	    (t->ops->lend && (rc = td__target_warm(t, err)))) {
 		td_target_destroy(t);
 		return rc;
 	}
@@ -100,6 +102,7 @@ void td_target_destroy(struct td_target *t)
 		return;
 	td_buffers_free(t->ops, t->dev, t->buffer, TD_TARGET_BUFFERS);
 	t->ops->free(t->dev, t->cache);
+	td__constrain_destroy(t);
 	free(t->ids_host);
 	free(t->verdict_host);
 	td__prefix_destroy(t->prefix);
@@ -184,6 +187,8 @@ static void start(struct td_target *t, const struct td_record *rec)
 	}
 	*s = (struct td__slot){.phase = TD__PREFILL, .request = rec->request, .order = ++t->arrivals};
 	refusal = start_refusal(t, a, ids);
+	if (!refusal)
+		refusal = td__constrain_start(t, slot);
 	if (!refusal) {
 		s->n_tokens = s->total = a->n_tokens;
 		s->n_prompt = a->n_prompt;

@@ -27,6 +27,7 @@ struct td_target_options {
 	const int *tap; /* layers whose output goes to the features, in column order */
 	struct td_pool pool;
 	int vocab_real;
+	int vocab_fd; /* the tokens' bytes (engine/token_mask.h), only read; 0 or less: constrained requests are refused */
 	td_target_probe *probe; /* NULL outside tests */
 	void *probe_ctx;
 };

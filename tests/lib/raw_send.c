@@ -131,6 +131,7 @@ static void fill_sampling(Tandem__Sampling *s)
 static void fill_chat(Tandem__Chat *chat)
 {
 	static Tandem__ChatMessage msg[RAW_ARGS], *ptr[RAW_ARGS];
+	static char *tool[RAW_ARGS];
 
 	for (int i = 1; i < raw_n_args; i++) {
 		Tandem__ChatMessage *m = ptr[chat->n_message] = &msg[chat->n_message];
@@ -148,6 +149,31 @@ static void fill_chat(Tandem__Chat *chat)
 		}
 	}
 	chat->message = ptr;
+	for (int i = 1; i < raw_n_args; i++)
+		if (!strcmp(raw_args[i].name, "tool"))
+			tool[chat->n_tool++] = raw_args[i].value;
+	chat->tool = tool;
+	chat->has_enable_thinking = raw_get("thinking") != NULL;
+	chat->enable_thinking = (int)raw_get_number("thinking", 0);
+}
+
+static void fill_constraint(Tandem__Generate *g)
+{
+	static Tandem__Constraint c;
+
+	tandem__constraint__init(&c);
+	if (raw_get("json_object")) {
+		c.kind_case = TANDEM__CONSTRAINT__KIND_JSON_OBJECT;
+		c.json_object = (int)raw_get_number("json_object", 1);
+	} else if (raw_get("schema")) {
+		c.kind_case = TANDEM__CONSTRAINT__KIND_JSON_SCHEMA;
+		c.json_schema = (char *)raw_get("schema");
+	} else if (raw_get("tool_choice")) {
+		c.kind_case = TANDEM__CONSTRAINT__KIND_TOOL_CHOICE;
+		c.tool_choice = (char *)raw_get("tool_choice");
+	}
+	if (c.kind_case || raw_get("no_constraint"))
+		g->constraint = &c;
 }
 
 void raw_gen(void)
@@ -178,6 +204,7 @@ void raw_gen(void)
 	}
 	g.has_deadline_ms = raw_get("deadline_ms") != NULL;
 	g.deadline_ms = (uint32_t)raw_get_number("deadline_ms", 0);
+	fill_constraint(&g);
 	m.generate = &g;
 	send_message(&m, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
 	free(ids.id);

@@ -288,7 +288,7 @@ static void step_levers(void)
 
 static void take_fds(const Tandem__Worker__Configure *c)
 {
-	int wanted = 2 + (c->own != NULL) + (c->target != NULL);
+	int wanted = 2 + (c->own != NULL) + (c->target != NULL) + (c->vocab != 0);
 	struct td_error err;
 
 	w.arena_fd = -1;
@@ -303,7 +303,7 @@ static void take_fds(const Tandem__Worker__Configure *c)
 			w.events_fd = fd;
 		else if (!strcmp(name, w.name))
 			w.arena_fd = fd;
-		else if (strcmp(name, "peer"))
+		else if (strcmp(name, "peer") && strcmp(name, "vocab"))
 			_exit(4);
 	}
 	must(td_shm_map(w.shm_fd, &w.shm, &err), &err);

@@ -8,6 +8,7 @@
  * hello and is welcome. Commands on the current one:
  *   hello [version=N]
  *   gen tag=N text="..." | ids=1,2*10 | chat="role:content"... [fields of Sampling, stream=0, deadline_ms=N, stop="..."..., bias=ID:X*N, stop_id=ID*N]
+ *     [json_object=1 | schema="..." | tool_choice=NAME | no_constraint=1, tool="..."..., thinking=0|1]
  *   tokenize tag=N text="..."                  detokenize tag=N ids=...
  *   cancel tag=N target=N                      resume tag=N position=N [request=N] [key=bad]   defaults: the last Accepted
  *   status [tag=N]
