@@ -426,6 +426,7 @@ static int kind_of(const Tandem__ServerMessage *m)
 	case TANDEM__SERVER_MESSAGE__BODY_ACCEPTED:
 	case TANDEM__SERVER_MESSAGE__BODY_DELTA:
 	case TANDEM__SERVER_MESSAGE__BODY_FINISH:
+	case TANDEM__SERVER_MESSAGE__BODY_QUEUE:
 		return TD__GENERATE;
 	case TANDEM__SERVER_MESSAGE__BODY_STATUS:
 		return TD__STATUS;
@@ -449,6 +450,8 @@ static int answer(struct tandem *t, struct td__call *call, Tandem__ServerMessage
 		return on_delta(t, call, m->delta, err);
 	case TANDEM__SERVER_MESSAGE__BODY_FINISH:
 		on_finish(t, call, m->finish);
+		return 0;
+	case TANDEM__SERVER_MESSAGE__BODY_QUEUE: /* a new place in the queue: it is still alive */
 		return 0;
 	case TANDEM__SERVER_MESSAGE__BODY_STATUS:
 		return on_status(t, call, msg, err);
