@@ -221,7 +221,7 @@ static void about_connections(FILE *f, const struct td_daemon *d)
 	uint32_t n[TD_PROTOCOLS] = {0};
 
 	for (const struct td_session *s = d->sessions; s; s = s->next)
-		n[TD_PROTOCOL_SOCKET]++;
+		n[s->protocol->metric]++;
 	family(f, "connections", "gauge", "Open connections.");
 	for (int i = 0; i < TD_PROTOCOLS; i++)
 		count(f, n[i], "connections", "{protocol=\"%s\"}", name[i]);

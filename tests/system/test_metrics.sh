@@ -30,7 +30,7 @@ is "$T/m1" 'state{state="loading"}' 0
 is "$T/m1" 'worker_state{worker="target",state="ready"}' 1
 stop
 
-real --engine.slots=2
+real --engine.slots=2 --http.socket="$T/http"
 metrics "$T/m1"
 "$CHECK" "$T/m1" >/dev/null || fail "before the first request"
 "$TANDEM" run --no-think -g --ignore-eos -n 24 "How do I list files?" >/dev/null || fail "run"
@@ -93,6 +93,14 @@ awk -F '|' '/^## / { on = /Families/ } on && /^\| `tandem_/ { gsub(/[` ]/, "", $
 	"$ROOT/docs/metrics.md" | sort >"$T/told"
 diff "$T/told" "$T/is" >"$T/diff" || fail "docs/metrics.md (<) and the daemon (>) tell different families: $(cat "$T/diff")"
 
+# The same over HTTP, with the type that Prometheus wants; the connection that asks is told.
+if command -v curl >/dev/null; then
+	curl -s -D "$T/head" --unix-socket "$T/http" http://localhost/metrics >"$T/m6" || fail "GET /metrics"
+	grep -q '^HTTP/1.1 200' "$T/head" || fail "GET /metrics: $(cat "$T/head")"
+	grep -qi '^content-type: text/plain; version=0.0.4' "$T/head" || fail "GET /metrics: $(cat "$T/head")"
+	"$CHECK" "$T/m5" "$T/m6" >/dev/null || fail "GET /metrics"
+	is "$T/m6" 'connections{protocol="http"}' 1
+fi
 ! command -v promtool >/dev/null || promtool check metrics <"$T/m5" >"$OUT" 2>&1 || fail "promtool: $(cat "$OUT")"
 stop
 code 3 metrics
