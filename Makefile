@@ -70,7 +70,7 @@ CUDA_MODULE := $(if $(NVCC),$(if $(SRC_CUDA),$(B)/lib/tandem-cuda.so))
 TESTS := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/%,$(wildcard tests/tools/*.c))
 
-.PHONY: all help setup deps-check check check-gpu demo install bundle clean tests
+.PHONY: all help setup deps-check check check-gpu demo install bundle deb clean tests
 all: deps-check $(BINS) $(CUDA_MODULE) $(SO_LIBTANDEM) $(A_LIBTANDEM)
 	$(Q)$(if $(CUDA_MODULE),:,echo "note: the CUDA module was left out ($(if $(NVCC),no sources,nvcc was not found)): the CPU backend is complete without it")
 
@@ -81,6 +81,7 @@ help:
 	@echo "make check-gpu  the GPU suites (needs a GPU)"
 	@echo "make install    DESTDIR=$(DESTDIR) PREFIX=$(PREFIX)"
 	@echo "make bundle     relocatable binaries with their libraries, in bundle/"
+	@echo "make deb        Debian packages, in $(B)/deb/"
 
 deps-check:
 	@if [ -n "$(strip $(PKG_MISSING))" ] || ! command -v protoc-c >/dev/null; then \
@@ -181,6 +182,11 @@ install: all
 	$(Q)sed 's|@VERSION@|$(VERSION)|' client/libtandem.pc.in >$(D)/lib/pkgconfig/libtandem.pc
 	$(Q)cp -r models/tiny/. $(D)/share/tandem/models/tiny/
 	$(Q)sed 's|@PREFIX@|$(PREFIX)|' docs/examples/tandem.ini >$(D)/share/tandem/tandem.ini
+	$(Q)install -d $(D)/lib/systemd/system $(D)/lib/sysusers.d $(D)/lib/tmpfiles.d
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|' systemd/tandemd.service.in >$(D)/lib/systemd/system/tandemd.service
+	$(Q)install -m 644 systemd/*.socket $(D)/lib/systemd/system/
+	$(Q)install -m 644 systemd/tandem.sysusers $(D)/lib/sysusers.d/tandem.conf
+	$(Q)install -m 644 systemd/tandem.tmpfiles $(D)/lib/tmpfiles.d/tandem.conf
 	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c $(D)/share/doc/tandem/
 	$(Q)install -d $(foreach f,$(MAN),$(D)/share/man/man$(lastword $(subst ., ,$(f)))) $(D)/share/bash-completion/completions \
 		$(D)/share/zsh/site-functions $(D)/share/fish/vendor_completions.d
@@ -194,6 +200,9 @@ install: all
 
 bundle: all tests
 	$(Q)sh tools/bundle.sh $(B) bundle
+
+deb: all
+	$(Q)sh tools/deb.sh $(B) $(VERSION) $(B)/deb
 
 clean:
 	rm -rf build build-san bundle
