@@ -388,15 +388,52 @@ static int open_tcp(struct td_daemon *d, const char *text, struct td_error *err)
 	return td_listener_adopt(d, fd, TD_LISTEN_HTTP_TCP, err);
 }
 
+/* ---- sockets that the service manager made (notify.c) ------------------------------------------------------------------------------ */
+
+/* Whoever wrote the socket unit is held to the same rule as http.listen. */
+static int check_reach(struct td_daemon *d, int fd, struct td_error *err)
+{
+	struct sockaddr_storage sa = {0};
+	socklen_t size = sizeof(sa);
+
+	if (getsockname(fd, (struct sockaddr *)&sa, &size) == 0 && (is_loopback(&sa) || !strcmp(d->cfg.http_allow_remote, "yes")))
+		return 0;
+	return td_error_set(err, TD_E_INVALID, "the TCP socket that was passed to tandemd is not on a loopback address; set http.allow_remote = yes if others shall reach it");
+}
+
+/* Takes all that were passed under this name (NULL: one of those without a name that is ours). *n: how many. */
+static int adopt_passed(struct td_daemon *d, enum td_listen_kind kind, const char *name, int *n, struct td_error *err)
+{
+	int family = kinds[kind].tcp ? AF_INET : AF_UNIX, fd, rc = 0;
+
+	while (!rc && !(*n && !name) && (fd = td_notify_take_socket(&d->notify, name, family)) >= 0) {
+		rc = kinds[kind].tcp ? check_reach(d, fd, err) : 0;
+		if (!rc && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK) < 0)
+			rc = td_error_set(err, TD_E_IO, "a socket that was passed to tandemd can't be used: %s", strerror(errno));
+		if (rc)
+			close(fd);
+		else if (!(rc = td_listener_adopt(d, fd, kind, err)))
+			td_log(TD_LOG_INFO, "%s: a socket that was passed to tandemd takes its place", kinds[kind].setting);
+		(*n)++;
+	}
+	return rc;
+}
+
 int td_listener_open(struct td_daemon *d, struct td_error *err)
 {
+	static const char *const name[] = {[TD_LISTEN_FRAMES] = "tandem", [TD_LISTEN_HTTP] = "http", [TD_LISTEN_HTTP_TCP] = "http-tcp"};
 	const struct td_daemon_config *c = &d->cfg;
-	int rc;
+	int passed[] = {[TD_LISTEN_FRAMES] = 0, [TD_LISTEN_HTTP] = 0, [TD_LISTEN_HTTP_TCP] = 0}, rc = 0;
 
 	d->listener.spare_fd = spare_open();
-	if ((rc = open_unix(d, TD_LISTEN_FRAMES, c->socket, c->socket_mode, err)) ||
-	    (c->http_socket[0] && (rc = open_unix(d, TD_LISTEN_HTTP, c->http_socket, c->http_socket_mode, err))) ||
-	    (c->http_listen[0] && (rc = open_tcp(d, c->http_listen, err))))
+	for (int kind = TD_LISTEN_FRAMES; kind <= TD_LISTEN_HTTP_TCP && !rc; kind++) {
+		rc = adopt_passed(d, (enum td_listen_kind)kind, name[kind], &passed[kind], err);
+		if (!rc && kind != TD_LISTEN_HTTP) /* by what it is */
+			rc = adopt_passed(d, (enum td_listen_kind)kind, NULL, &passed[kind], err);
+	}
+	if (rc || (!passed[TD_LISTEN_FRAMES] && (rc = open_unix(d, TD_LISTEN_FRAMES, c->socket, c->socket_mode, err))) ||
+	    (!passed[TD_LISTEN_HTTP] && c->http_socket[0] && (rc = open_unix(d, TD_LISTEN_HTTP, c->http_socket, c->http_socket_mode, err))) ||
+	    (!passed[TD_LISTEN_HTTP_TCP] && c->http_listen[0] && (rc = open_tcp(d, c->http_listen, err))))
 		return rc;
 	td_listener_check(d);
 	return 0;

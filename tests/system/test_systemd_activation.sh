@@ -1,0 +1,54 @@
+# limit: 60
+# Listening sockets come from the service manager: by name, or by what they are; who connects before the start, or during a restart, waits and is served.
+. "$(dirname "$0")/daemon_lib.sh"
+. "$(dirname "$0")/systemd_lib.sh"
+client() { # in the background
+	rm -f "$OUT"
+	cat >"$T/script"
+	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
+	CLIENT=$!
+}
+go_on() { # until the client saw something
+	tries=0
+	until grep -q "$1" "$OUT" 2>/dev/null; do
+		tries=$((tries + 1))
+		[ $tries -lt 400 ] || fail "the client does not see '$1': $(cat "$T/err")"
+		sleep 0.02
+	done
+}
+answered() {
+	wait $CLIENT || fail "$(cat "$T/err")"
+}
+
+export FAKE_DRAFTER=step_us=200
+# ---- sockets come from the manager: who connects before the start waits and is served; the file is not ours to remove
+export FAKE_TARGET=step_us=1000,load_ms=500 FAKE_DRAFTER=step_us=200
+SOCK=$T/handed
+for name in tandem tandemd.socket; do # by name, and by what it is
+	rm -f "$SOCK"
+	manage unix=$name:$SOCK abstract=1 -- --tandem.socket="$T/unused"
+	client <<'END'
+greet 0
+gen tag=1 ids=300,301 max_tokens=5
+until "tag=1 finish reason=2"
+END
+	sleep 0.2
+	tell start
+	answered
+	see '^state active'
+	[ ! -e "$T/unused" ] || fail "a socket of its own beside the one that was handed over"
+	# Over a restart nobody is refused: who comes meanwhile waits.
+	tell restart
+	see '^say STOPPING=1'
+	raw <<'END'
+greet 0
+gen tag=1 ids=300,301 max_tokens=5
+until "tag=1 finish reason=2"
+END
+	see '^state active'
+	tell stop
+	see '^state inactive'
+	[ -S "$SOCK" ] || fail "the manager's socket file is gone"
+	manage_end
+done
+echo "a service manager gets what it expects"
