@@ -55,7 +55,7 @@ for f in usr/bin/tandem usr/bin/tandemd usr/lib/tandem/tandem-target usr/lib/tan
 done
 [ "$(cat "$X/DEBIAN/conffiles")" = /etc/tandem/tandem.ini ] || fail "conffiles: $(cat "$X/DEBIAN/conffiles")"
 grep -q '^ExecStart=/usr/bin/tandemd$' "$X/usr/lib/systemd/system/tandemd.service" || fail "the unit starts something else"
-! grep -e enable -e 'invoke start' -e 'start tandemd' "$X/DEBIAN/postinst" || fail "an installation starts something"
+! grep -e 'systemctl enable' -e 'helper enable' -e 'invoke start' -e 'systemctl start' "$X/DEBIAN/postinst" || fail "an installation starts something"
 deps=$(dpkg-deb -f "$D/tandem_${V}_$arch.deb" Depends)
 for lib in libc6 libuv1 libnanomsg libprotobuf-c1 libopenblas libpcre2-8-0 libjansson4 systemd; do
 	case $deps in *"$lib"*) ;; *) fail "tandem does not depend on $lib: $deps" ;; esac
@@ -68,10 +68,10 @@ PKG_CONFIG_PATH=$(dirname "$(find "$T/x/libtandem-dev" -name libtandem.pc)") pkg
 	fail "libtandem.pc names another folder"
 
 # Not configured: refused, with the setting's name and the code that systemd does not try again for.
-run() {
-	"$X/usr/bin/tandemd" --config "$1" --tandem.socket="$T/s" --tandem.runtime_dir="$T/run" --engine.device=cpu --engine.context=512 --engine.threads=1
+run() { # in a process of its own
+	exec "$X/usr/bin/tandemd" --config "$1" --tandem.socket="$T/s" --tandem.runtime_dir="$T/run" --engine.device=cpu --engine.context=512 --engine.threads=1
 }
-run "$X/etc/tandem/tandem.ini" 2>"$T/log"
+(run "$X/etc/tandem/tandem.ini") 2>"$T/log"
 code=$?
 [ $code = 2 ] && grep -q 'model.target is not set' "$T/log" || fail "as it is installed it ends with $code"
 # With the tiny models' own configuration, from where it was unpacked.
