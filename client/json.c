@@ -34,6 +34,9 @@ json_t *td_json_finish(const struct tandem_finish *f)
 			      (json_int_t)f->queue_us, "prefill_us", (json_int_t)f->prefill_us, "decode_us", (json_int_t)f->decode_us, "restarts",
 			      (int)f->restarts, "resumes", (int)f->resumes);
 
+	json_object_set_new(j, "cached_tokens", json_integer(f->cached_tokens));
+	json_object_set_new(j, "gpu_us", json_integer((json_int_t)f->gpu_us));
+	json_object_set_new(j, "wasted_us", json_integer((json_int_t)f->wasted_us));
 	/* A seed may need all 64 bits, which a JSON number doesn't carry everywhere. */
 	char seed[24];
 

@@ -58,7 +58,7 @@ void pair_open(struct pair *p, const struct pair_options *o)
 	struct td_target_options topt = {.ops = p->ops, .dev = p->dev, .shm = p->shm, .exchange = p->exchange, .event_fd = -1, .weights = p->tw,
 					 .n_taps = p->dw ? p->dw->cfg.n_taps : 0, .tap = p->dw ? p->dw->cfg.tap : NULL,
 					 .pool = {.kv_pages = o->kv_pages ? o->kv_pages : o->slots * o->context / TD_PAGE,
-						  .prefix_states = o->prefix_states}, .vocab_real = p->tw->cfg.vocab,
+						  .prefix_states = o->prefix_states}, .vocab_real = p->tw->cfg.vocab, .vocab_fd = o->vocab_fd,
 					 .probe = o->target_probe, .probe_ctx = o->probe_ctx};
 
 	if (td_target_create(&topt, &p->target, &err))
@@ -90,32 +90,53 @@ uint64_t pair_allocations(const struct pair *p)
 	return p->ops->allocations ? p->ops->allocations(p->dev) : 0;
 }
 
-static void submit(struct pair *p, struct pair_request *r, int slot)
+void pair_submit(struct pair *p, struct pair_request *r, int slot)
 {
 	struct td_slot_area *a = td_shm_slot(p->shm, slot);
-	struct td_record rec = {.epoch = 1, .kind = TD_REC_START, .slot = (uint16_t)slot};
+	struct td_record rec = {.epoch = atomic_load(&p->shm->epoch), .kind = TD_REC_START, .slot = (uint16_t)slot};
 
 	memset(a, 0, sizeof(*a));
 	a->request = rec.request = r->request = ++p->requests;
-	a->epoch = 1;
+	a->epoch = rec.epoch;
 	a->n_tokens = r->n_ids;
 	a->n_prompt = r->n_prompt;
 	a->max_total = r->max_total;
 	a->k = r->k;
 	a->sampling = r->sampling;
+	a->grammar_bytes = (int32_t)r->n_grammar;
+	if (r->n_grammar)
+		memcpy(td_shm_grammar(p->shm, slot), r->grammar, r->n_grammar);
+	a->cache = r->cache;
+	a->tenant = r->tenant;
+	atomic_store(&a->turn, r->turn);
 	if (r->stop_at_eos)
 		for (int i = 0; i < p->tw->cfg.n_eos; i++)
 			a->stop[a->n_stop++] = p->tw->cfg.eos[i];
 	memcpy(td_shm_ids(p->shm, slot), r->ids, sizeof(int32_t) * (size_t)r->n_ids);
 	r->slot = slot;
-	r->n_out = r->finish = r->cycles = r->drafted = r->accepted = 0;
+	r->n_out = r->finish = r->cycles = r->drafted = r->accepted = r->cached = r->prefilled = 0;
+	r->charge_us = r->wasted_us = 0;
 	td_ring_push(&p->shm->to_target, &rec);
 }
 
-static int take_records(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
+void pair_cancel(struct pair *p, struct pair_request *r)
+{
+	struct td_record rec = {.epoch = atomic_load(&p->shm->epoch), .kind = TD_REC_CANCEL, .slot = (uint16_t)r->slot, .request = r->request};
+
+	td_ring_push(&p->shm->to_target, &rec);
+}
+
+static void take_prefill(struct pair_request *r, const struct td_record *rec)
+{
+	if (!rec->n)
+		r->cached = (int)rec->a;
+	else
+		r->prefilled = (int)rec->a - r->cached;
+}
+
+static void take_records(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
 {
 	struct td_record rec;
-	int ended = 0;
 
 	while (td_ring_pop(&p->shm->from_target, &rec)) {
 		struct pair_request *r = NULL;
@@ -125,7 +146,11 @@ static int take_records(struct pair *p, struct pair_request *req, int n, const s
 				r = &req[i];
 		if (!r)
 			continue;
-		if (rec.kind == TD_REC_COMMIT) {
+		r->charge_us += rec.us_charge;
+		r->wasted_us += rec.us_wasted;
+		if (rec.kind == TD_REC_PREFILL) {
+			take_prefill(r, &rec);
+		} else if (rec.kind == TD_REC_COMMIT) {
 			memcpy(r->out + r->n_out, rec.token, sizeof(int32_t) * rec.n);
 			r->n_out += rec.n;
 			r->cycles += rec.reason;
@@ -135,10 +160,8 @@ static int take_records(struct pair *p, struct pair_request *req, int n, const s
 				hooks->commit(hooks->ctx, &rec);
 		} else if (rec.kind == TD_REC_DONE) {
 			r->finish = rec.reason;
-			ended++;
 		}
 	}
-	return ended;
 }
 
 static void show_drafts(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
@@ -156,28 +179,59 @@ static void show_drafts(struct pair *p, struct pair_request *req, int n, const s
 	}
 }
 
-void pair_run(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
+static int drafter_waits(const struct pair *p)
+{
+	return atomic_load(&p->shm->target.value) < atomic_load(&p->shm->drafter.value) + TD_FEATURE_BUFS;
+}
+
+int pair_step(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
 {
 	struct td_error err;
-	int open = n;
+	int rc = td_target_work(p->target, &err), did = rc; /* one step, then the drafter: neither may wait for the other in one thread */
+
+	if (rc < 0)
+		die(&err);
+	take_records(p, req, n, hooks);
+	while (p->drafter && !(p->lazy && did && drafter_waits(p)) && (rc = td_drafter_work(p->drafter, &err)) > 0) {
+		did = 1;
+		show_drafts(p, req, n, hooks);
+	}
+	if (rc < 0)
+		die(&err);
+	return did;
+}
+
+void pair_new_epoch(struct pair *p)
+{
+	uint32_t epoch = atomic_load(&p->shm->epoch);
+	struct td_record rec;
+	struct td_error err;
+
+	atomic_store(&p->shm->epoch, epoch + 1);
+	atomic_store(&p->shm->target.value, TD_FLAG_POISON(epoch));
+	atomic_store(&p->shm->drafter.value, TD_FLAG_POISON(epoch));
+	if (td_target_work(p->target, &err) < 0 || (p->drafter && td_drafter_work(p->drafter, &err) < 0))
+		die(&err);
+	while (td_ring_pop(&p->shm->from_target, &rec) || td_ring_pop(&p->shm->from_drafter, &rec))
+		;
+}
+
+static int open_of(const struct pair_request *req, int n)
+{
+	int open = 0;
 
 	for (int i = 0; i < n; i++)
-		submit(p, &req[i], i);
-	while (open > 0) {
-		int did = 0, rc = td_target_work(p->target, &err); /* one step, then the drafter: neither may wait for the other in one thread */
+		open += !req[i].finish;
+	return open;
+}
 
-		if (rc < 0)
-			die(&err);
-		did = rc;
-		open -= take_records(p, req, n, hooks);
-		while (p->drafter && (rc = td_drafter_work(p->drafter, &err)) > 0) {
-			did = 1;
-			show_drafts(p, req, n, hooks);
-		}
-		if (rc < 0)
-			die(&err);
-		if (!did && open > 0) {
-			fprintf(stderr, "pair_run: nothing moves, %d of %d requests open\n", open, n);
+void pair_run(struct pair *p, struct pair_request *req, int n, const struct pair_hooks *hooks)
+{
+	for (int i = 0; i < n; i++)
+		pair_submit(p, &req[i], i);
+	while (open_of(req, n)) {
+		if (!pair_step(p, req, n, hooks) && open_of(req, n)) {
+			fprintf(stderr, "pair_run: nothing moves, %d of %d requests open\n", open_of(req, n), n);
 			exit(1);
 		}
 	}
