@@ -2,10 +2,12 @@
  * main.c: the process tandem-target. Loads the target's weights (or takes them over from a dead predecessor), then works until told to stop.
  */
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/fault.h"
 #include "engine/log.h"
 #include "engine/worker.h"
+#include "target_worker/bench.h"
 #include "target_worker/target.h"
 
 /* The prefix cache takes what is free, up to what was planned, where the setting leaves that open: a service with fewer checkpoints is better than none. */
@@ -73,6 +75,8 @@ int main(int argc, char **argv)
 	char fingerprint[256];
 	int imported, tap[TD_TAPS_MAX];
 
+	if (argc > 1 && !strcmp(argv[1], "bench-ops"))
+		return td_target_bench(argc - 1, argv + 1);
 	td_worker_start(&w, TANDEM__WORKER__ROLE__TARGET, argc, argv);
 	if (td_fault("target.exit"))
 		exit(0);
