@@ -26,7 +26,9 @@ make -s install SAN=$SAN DESTDIR="$T/stage" PREFIX=/opt/tandem >"$T/said" 2>&1 |
 mv "$T/stage/opt/tandem" "$T/moved"
 P=$T/moved
 for f in bin/tandemd bin/tandem lib/tandem/tandem-target lib/tandem/tandem-drafter lib/libtandem.a lib/libtandem.so lib/libtandem.so.0 include/tandem.h \
-	lib/pkgconfig/libtandem.pc share/tandem/tandem.ini share/tandem/models/tiny/target-int4/model.safetensors share/doc/tandem/LICENSE; do
+	lib/pkgconfig/libtandem.pc share/tandem/tandem.ini share/tandem/models/tiny/target-int4/model.safetensors share/doc/tandem/LICENSE \
+	share/man/man1/tandem.1 share/man/man8/tandemd.8 share/man/man5/tandem.ini.5 share/man/man3/libtandem.3 share/bash-completion/completions/tandem \
+	share/bash-completion/completions/tandemd share/zsh/site-functions/_tandem share/fish/vendor_completions.d/tandem.fish; do
 	[ -r "$P/$f" ] || fail "$f was not installed"
 done
 [ ! -e "$P/bin/tandem-target" ] || fail "a worker lies among the programs that people start"

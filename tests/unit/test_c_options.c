@@ -16,7 +16,7 @@
 struct values {
 	int flag;
 	int32_t whole;
-	uint32_t count, ms, set;
+	uint32_t count, ms, perhaps, set;
 	uint64_t seed;
 	float real;
 	const char *text;
@@ -35,6 +35,7 @@ static int parse(struct values *v, const char *const *words)
 		{TD_OPT_SEED, "seed", 0, "N", "help", &v->seed, 0, NULL, 0},
 		{TD_OPT_FLOAT, "real", 'r', "X", "help", &v->real, 0, NULL, 0},
 		{TD_OPT_SECONDS, "seconds", 0, "S", "help", &v->ms, 0, NULL, 0},
+		{TD_OPT_SECONDS, "perhaps", 'p', "[S]", "help", &v->perhaps, 1, &v->set, 4},
 		{TD_OPT_TEXT, "text", 't', "T", "help", &v->text, 0, NULL, 0},
 		{TD_OPT_LIST, "list", 'l', "T", "help", &v->list, 0, NULL, 0},
 		{TD_OPT_END},
@@ -102,6 +103,23 @@ static void test_forms(void **state)
 	assert_string_equal(v.text, "");
 	assert_int_equal(v.whole, 2);
 	done(&v);
+	/* Seconds that may be left out: what follows is theirs only when it is a number. */
+	assert_int_equal(PARSE(&v, "--perhaps", "2", "word"), 0);
+	assert_int_equal(v.perhaps, 2000);
+	assert_int_equal(v.rest.n, 1);
+	done(&v);
+	assert_int_equal(PARSE(&v, "-p", "word", "--perhaps"), 0);
+	assert_true(v.perhaps == UINT32_MAX);
+	assert_int_equal(v.rest.n, 1);
+	assert_int_equal(v.set, 4);
+	done(&v);
+	assert_int_equal(PARSE(&v, "--perhaps", "--flag"), 0);
+	assert_true(v.perhaps == UINT32_MAX);
+	assert_int_equal(v.flag, 7);
+	done(&v);
+	assert_int_equal(PARSE(&v, "--perhaps=0.5", "-f"), 0);
+	assert_int_equal(v.perhaps, 500);
+	done(&v);
 	assert_int_equal(PARSE(&v, "--real", "nan"), 0); /* a number, if not a sensible one */
 	assert_true(v.real != v.real);
 	done(&v);
@@ -126,6 +144,8 @@ static void test_mistakes(void **state)
 	mistake("--flag=1", "x");
 	mistake("-f1", "x");
 	mistake("--whole", NULL);
+	mistake("--perhaps=", NULL);
+	mistake("--perhaps=soon", NULL);
 	mistake("-w", NULL);
 	mistake("--whole", "");
 	mistake("--whole", "1.5");
