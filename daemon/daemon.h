@@ -103,7 +103,6 @@ struct td_model {
 	struct td_tokenizer *tokenizer;
 	int vocab_real; /* ids from here on do not exist */
 	int vocab_fd; /* the tokens' bytes, for the target (engine/token_mask.h); 0 = none */
-	int vocab_fd; /* the tokens' bytes, for the target (engine/token_mask.h); 0 = none */
 	int n_end, end[TD_STOP_IDS_MAX]; /* ids that end an answer unless ignore_eos */
 	int thinking_default;
 	int trust_content; /* control tokens written in a chat's contents count */
