@@ -134,8 +134,6 @@ static int send_fds(struct td_child *c, const struct td_child *target, struct td
 		return rc;
 	if (c->role == TANDEM__WORKER__ROLE__TARGET && c->d->model.vocab_fd > 0)
 		return td_fd_send(sock, c->d->model.vocab_fd, "vocab", err);
-	if (c->role == TANDEM__WORKER__ROLE__TARGET && c->d->model.vocab_fd > 0)
-		return td_fd_send(sock, c->d->model.vocab_fd, "vocab", err);
 	return target ? td_fd_send(sock, target->arena_fd, "peer", err) : 0;
 }
 
@@ -168,8 +166,6 @@ static void configure(struct td_child *c)
 		o.exchange = (ProtobufCBinaryData){sizeof(d->target.exchange), d->target.exchange};
 	}
 	o.expand = !strcmp(d->cfg.weights, "bf16");
-	o.has_vocab = 1;
-	o.vocab = is_target && d->model.vocab_fd > 0;
 	o.has_vocab = 1;
 	o.vocab = is_target && d->model.vocab_fd > 0;
 	o.vocab_real = (uint32_t)d->model.vocab_real;
