@@ -357,6 +357,7 @@ struct td_job {
 	struct td_daemon *d;
 	void (*run)(struct td_job *j); /* on any thread */
 	void (*done)(struct td_job *j); /* in the loop; frees it */
+	struct td_daemon_config cfg; /* as it was when this began; for its numbers: its texts may be gone after a reload */
 	uint64_t tag;
 	uint64_t number; /* order of arrival, for Generate */
 	int cancelled;

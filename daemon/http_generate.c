@@ -469,7 +469,7 @@ static void make_requests(struct generate_job *g)
 			struct td_request *r;
 
 			q->g->sampling->seed = seed + (uint64_t)i;
-			r = td_request_create(&g->job.d->cfg, m, q->g, &g->job.error);
+			r = td_request_create(&g->job.cfg, m, q->g, &g->job.error);
 			if (!r)
 				return;
 			g->request[g->n_requests++] = r;

@@ -2,7 +2,7 @@
  * job.c: the part of a message that takes long, which is tokenising, away from the loop.
  *
  * Short prompts are worked on at once: handing them to another thread costs more than the work. A job knows its session only as long as that is
- * open; the work itself touches the message, the model and the configuration, none of which changes meanwhile. HTTP's jobs (http_generate.c) also read
+ * open; the work itself touches the message, the model and the job's own copy of the settings, none of which changes meanwhile. HTTP's jobs (http_generate.c) also read
  * the JSON of their request there.
  */
 #include <stdlib.h>
@@ -42,6 +42,7 @@ static void on_done(uv_work_t *w, int status)
 void td_job_begin(struct td_job *j, struct td_session *s, size_t bytes)
 {
 	j->d = s->d;
+	j->cfg = s->d->cfg;
 	j->session = s;
 	j->work.data = j;
 	j->next = s->jobs;
@@ -69,7 +70,7 @@ static void run(struct td_job *j)
 	const Tandem__Tokenize *t = j->msg->tokenize;
 
 	if (j->msg->body_case == TANDEM__CLIENT_MESSAGE__BODY_GENERATE) {
-		j->request = td_request_create(&j->d->cfg, m, j->msg->generate, &j->error);
+		j->request = td_request_create(&j->cfg, m, j->msg->generate, &j->error);
 		return;
 	}
 	if (t->input_case == TANDEM__TOKENIZE__INPUT_TEXT) {
