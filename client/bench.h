@@ -82,8 +82,13 @@ struct td_bench_daemon {
 	int pid; /* 0 = none */
 	char dir[64], socket[96];
 };
+struct td_bench_daemon_how {
+	const char *model, *drafter, *device; /* model: a folder or synthetic:NAME, which brings its drafter along; drafter NULL = none, else its own */
+	const char *weights; /* of model.weights; NULL = the daemon's choice */
+	uint32_t slots, context; /* context 0: the daemon's choice */
+};
 /* 0 once it is ready; else it has been told why not. Stop it in both cases. */
-int td_bench_daemon_start(struct td_bench_daemon *d, const char *model, const char *drafter, const char *device, uint32_t slots);
+int td_bench_daemon_start(struct td_bench_daemon *d, const struct td_bench_daemon_how *how);
 void td_bench_daemon_stop(struct td_bench_daemon *d);
 
 #endif

@@ -16,6 +16,7 @@
 
 #include "client/bench.h"
 
+#define SYNTHETIC "synthetic:"
 enum { READY_S = 600, PROBE_MS = 50, PATH_BYTES = 4096 };
 
 static void beside_us(char path[PATH_BYTES + 16])
@@ -32,19 +33,28 @@ static void beside_us(char path[PATH_BYTES + 16])
 		strcpy(path, "tandemd");
 }
 
-static void run_daemon(const struct td_bench_daemon *d, const char *model, const char *drafter, const char *device, uint32_t slots)
+static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_daemon_how *how, const char *model, const char *drafter)
 {
-	char exe[PATH_BYTES + 16], socket[128], folder[128], target[PATH_BYTES + 32], peer[PATH_BYTES + 32], dev[64], slot[64], log[96];
-	char *argv[] = {exe, socket, folder, target, peer, dev, slot, NULL};
-	int fd;
+	char exe[PATH_BYTES + 16], option[9][PATH_BYTES + 64], log[96], *argv[12] = {exe};
+	int fd, n = 0;
 
+#define OPTION(...) (snprintf(option[n], sizeof(option[n]), __VA_ARGS__), argv[n + 1] = option[n], n++)
 	beside_us(exe);
-	snprintf(socket, sizeof(socket), "--tandem.socket=%s", d->socket);
-	snprintf(folder, sizeof(folder), "--tandem.runtime_dir=%s/run", d->dir);
-	snprintf(target, sizeof(target), "--model.target=%s", model);
-	snprintf(peer, sizeof(peer), "--model.drafter=%s", drafter);
-	snprintf(dev, sizeof(dev), "--engine.device=%s", device);
-	snprintf(slot, sizeof(slot), "--engine.slots=%u", slots);
+	OPTION("--tandem.socket=%s", d->socket);
+	OPTION("--tandem.runtime_dir=%s/run", d->dir);
+	if (!strncmp(model, SYNTHETIC, strlen(SYNTHETIC)))
+		OPTION("--synthetic=%s", model + strlen(SYNTHETIC));
+	else
+		OPTION("--model.target=%s", model);
+	if (*drafter)
+		OPTION("--model.drafter=%s", drafter);
+	OPTION("--engine.device=%s", how->device);
+	OPTION("--engine.slots=%u", how->slots);
+	if (how->context)
+		OPTION("--engine.context=%u", how->context);
+	if (how->weights)
+		OPTION("--model.weights=%s", how->weights);
+#undef OPTION
 	snprintf(log, sizeof(log), "%s/log", d->dir);
 	fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (fd >= 0) {
@@ -96,7 +106,7 @@ static int probe(struct td_bench_daemon *d)
 	return rc;
 }
 
-static int start(struct td_bench_daemon *d, const char *model, const char *drafter, const char *device, uint32_t slots)
+static int start(struct td_bench_daemon *d, const struct td_bench_daemon_how *how, const char *model, const char *drafter)
 {
 	const char *tmp = getenv("TMPDIR");
 
@@ -111,7 +121,7 @@ static int start(struct td_bench_daemon *d, const char *model, const char *draft
 	fflush(stdout);
 	d->pid = fork();
 	if (d->pid == 0)
-		run_daemon(d, model, drafter, device, slots);
+		run_daemon(d, how, model, drafter);
 	if (d->pid < 0) {
 		d->pid = 0;
 		fprintf(stderr, "tandem bench: can't start a process: %s\n", strerror(errno));
@@ -122,20 +132,26 @@ static int start(struct td_bench_daemon *d, const char *model, const char *draft
 
 static int resolve(const char *folder, char path[PATH_BYTES])
 {
+	if (!strncmp(folder, SYNTHETIC, strlen(SYNTHETIC)) && strlen(folder) < PATH_BYTES) {
+		strcpy(path, folder);
+		return 0;
+	}
 	if (realpath(folder, path))
 		return 0;
 	fprintf(stderr, "tandem bench: %s: %s\n", folder, strerror(errno));
 	return -1;
 }
 
-int td_bench_daemon_start(struct td_bench_daemon *d, const char *model, const char *drafter, const char *device, uint32_t slots)
+int td_bench_daemon_start(struct td_bench_daemon *d, const struct td_bench_daemon_how *how)
 {
-	char model_path[PATH_BYTES], drafter_path[PATH_BYTES] = "none";
+	char model[PATH_BYTES], drafter[PATH_BYTES] = "none";
 	int rc = 0, tries;
 
-	if (resolve(model, model_path) || (drafter && strcmp(drafter, "none") && resolve(drafter, drafter_path)))
+	if (resolve(how->model, model) || (how->drafter && strcmp(how->drafter, "none") && resolve(how->drafter, drafter)))
 		return -1;
-	if (start(d, model_path, drafter_path, device, slots))
+	if (!how->drafter && !strncmp(model, SYNTHETIC, strlen(SYNTHETIC)))
+		drafter[0] = '\0'; /* its own */
+	if (start(d, how, model, drafter))
 		return -1;
 	for (tries = 0; !rc && tries < READY_S * 1000 / PROBE_MS && !td_bench_interrupted; tries++) {
 		poll(NULL, 0, PROBE_MS);

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/bench.h"
+#include "client/bench_suite.h"
 
-static const char usage[] = "tandem bench [options]";
+static const char usage[] = "tandem bench [options]\n       tandem bench SUITE... [options]";
 static const char about[] =
 	"Asks every prompt twice, greedily and without thinking: with speculation and without, in turn. Prints tokens per second, their ratio, the acceptance\n"
 	"length, the time per cycle, and compares the answers token for token. Tokens per second count from the first token on.\n\n"
@@ -15,6 +15,12 @@ static const char about[] =
 	"nobody else should use it meanwhile; channel and rest need a single client.\n\n"
 	"Prompt files are JSON arrays of strings; without one a few prompts of its own are used (shell commands, small arithmetic).\n"
 	"With --model it starts a daemon of its own for the time of the bench.\n\n"
+	"Suites measure the engine instead, on prompts of random ids:\n"
+	"  ops      each operation at the model's shapes, next to roofs measured in the same run (--model says the shapes; no daemon)\n"
+	"  cycle    where the time of a cycle goes: draft, verify, accept, hand-over, idle\n"
+	"  latency  answers of 64 -> 128, 2048 -> 256 and 8192 -> 256 tokens, one at a time, with speculation and without, and what the measured cycle\n"
+	"           would give at acceptance lengths of 3.3, 5 and 6; with --model also against BF16 weights without speculation, in the same run\n"
+	"  load     1, 2, 4, 8, 16 clients: tokens per second, time to the first token and between tokens, fairness\n\n"
 	"Exit codes: 0 done, all answers equal; 1 answers differ, or it failed; 2 wrong usage; 3 no daemon; 4 not now; 130 stopped by Ctrl-C.";
 
 static const char *const shell_prompts[] = {
@@ -36,12 +42,6 @@ static const char *const sum_prompts[] = {
 
 static const int32_t lossless_k[] = {1, 4, 7, 15};
 enum { N_LOSSLESS = sizeof(lossless_k) / sizeof(lossless_k[0]) };
-
-struct options {
-	struct td_list files;
-	const char *model, *drafter, *device;
-	int json, lossless;
-};
 
 /* ---- prompt files ------------------------------------------------------------------------------------------------------------------ */
 
@@ -96,7 +96,7 @@ static int warm_up(struct td_bench *b, struct td_bench_file *f)
 	return td_bench_round(b, f, 0, 1, 0, NULL) || td_bench_round(b, f, 0, 1, 1, NULL) ? -1 : 0;
 }
 
-static int measure(struct td_bench *b, struct td_bench_file *f, const struct options *o, json_t *out)
+static int measure(struct td_bench *b, struct td_bench_file *f, const struct td_bench_options *o, json_t *out)
 {
 	struct td_bench_difference d;
 
@@ -113,7 +113,7 @@ static int measure(struct td_bench *b, struct td_bench_file *f, const struct opt
 	return 0;
 }
 
-static void lossless_row(const struct td_bench_file *f, const struct options *o, const struct td_bench_difference *d, json_t *rows)
+static void lossless_row(const struct td_bench_file *f, const struct td_bench_options *o, const struct td_bench_difference *d, json_t *rows)
 {
 	if (o->json) {
 		json_array_append_new(rows, json_pack("{s:i, s:I, s:I, s:f}", "draft_tokens", (int)f->drafts, "compared", (json_int_t)d->compared, "differing",
@@ -128,7 +128,7 @@ static void lossless_row(const struct td_bench_file *f, const struct options *o,
 }
 
 /* Without speculation once, then each K against it. */
-static int lossless(struct td_bench *b, struct td_bench_file *f, const struct options *o, json_t *out)
+static int lossless(struct td_bench *b, struct td_bench_file *f, const struct td_bench_options *o, json_t *out)
 {
 	json_t *rows = json_array();
 	struct td_bench_difference d;
@@ -155,7 +155,7 @@ static int lossless(struct td_bench *b, struct td_bench_file *f, const struct op
 	return rc;
 }
 
-static int bench_prompts(struct td_bench *b, const struct options *o, const char *name, const char *const *prompt, size_t n, json_t *out)
+static int bench_prompts(struct td_bench *b, const struct td_bench_options *o, const char *name, const char *const *prompt, size_t n, json_t *out)
 {
 	struct td_bench_file f = {.name = name, .prompt = prompt, .n = b->limit && b->limit < n ? b->limit : n};
 	int rc = td_bench_file_start(b, &f);
@@ -166,7 +166,7 @@ static int bench_prompts(struct td_bench *b, const struct options *o, const char
 	return rc;
 }
 
-static int bench_file(struct td_bench *b, const struct options *o, const char *path, json_t *out)
+static int bench_file(struct td_bench *b, const struct td_bench_options *o, const char *path, json_t *out)
 {
 	const char **prompt = NULL, *name = strrchr(path, '/');
 	json_t *json = NULL;
@@ -184,7 +184,7 @@ static int bench_file(struct td_bench *b, const struct options *o, const char *p
 
 /* ---- the command ------------------------------------------------------------------------------------------------------------------- */
 
-static int bench(struct td_bench *b, const struct options *o)
+static int bench(struct td_bench *b, const struct td_bench_options *o)
 {
 	json_t *out = json_array(), *all;
 	size_t i;
@@ -209,12 +209,34 @@ static int bench(struct td_bench *b, const struct options *o)
 	return b->code;
 }
 
-static int check(const struct td_bench *b, const struct options *o, const struct td_list *words)
+static int asks_for(const struct td_list *words, const char *suite)
+{
+	size_t i;
+
+	for (i = 0; i < words->n && strcmp(words->item[i], suite); i++)
+		;
+	return i < words->n;
+}
+
+static int check(const struct td_bench *b, const struct td_bench_options *o, const struct td_list *words)
 {
 	const char *wrong = NULL;
 
-	if (words->n)
-		wrong = "it takes options only; prompt files go with --prompts";
+	size_t i;
+
+	for (i = 0; i < words->n; i++)
+		if (!td_bench_suite_known(words->item[i]))
+			wrong = "a suite is ops, cycle, latency or load; prompt files go with --prompts";
+	if (wrong)
+		;
+	else if (words->n && (o->files.n || o->lossless))
+		wrong = "--prompts and --lossless are not for suites";
+	else if (!words->n && o->html)
+		wrong = "--html is for suites";
+	else if (words->n && !o->model && asks_for(words, "ops"))
+		wrong = "the suite ops needs --model, for the shapes";
+	else if (o->runs < 1 || o->requests < 1 || o->milliseconds < 1 || o->max_clients < 1 || o->max_clients > 256)
+		wrong = "--runs, --requests, --ms take a number from 1 on, --max-clients one up to 256";
 	else if (b->max_tokens < 1)
 		wrong = "option --max-tokens takes a number from 1 on";
 	else if (b->clients < 1 || b->clients > 256)
@@ -232,12 +254,13 @@ static int check(const struct td_bench *b, const struct options *o, const struct
 	return wrong ? -1 : 0;
 }
 
-static int with_own_daemon(struct td_bench *b, const struct options *o)
+static int with_own_daemon(struct td_bench *b, const struct td_bench_options *o)
 {
+	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .device = o->device, .slots = b->clients, .context = o->context};
 	struct td_bench_daemon d = {0};
 	int code = TD_EXIT_FAILED;
 
-	if (!td_bench_daemon_start(&d, o->model, o->drafter, o->device, b->clients)) {
+	if (!td_bench_daemon_start(&d, &how)) {
 		b->common.socket = d.socket;
 		code = bench(b, o);
 	} else if (td_bench_interrupted) {
@@ -250,7 +273,7 @@ static int with_own_daemon(struct td_bench *b, const struct options *o)
 int td_cmd_bench(int argc, char **argv)
 {
 	struct td_bench b = {.max_tokens = 128, .clients = 1, .draft_tokens = TD_BENCH_AUTO};
-	struct options o = {.device = "auto"};
+	struct td_bench_options o = {.device = "auto", .runs = 50, .warmups = 5, .requests = 4, .max_clients = 16, .milliseconds = 50};
 	struct td_option common[TD_COMMON_OPTIONS];
 	const struct td_option own[] = {
 		{TD_OPT_TITLE, .help = "What to ask:"},
@@ -261,10 +284,19 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_COUNT, "clients", 'c', "N", "so many connections at once (default: 1)", &b.clients, 0, NULL, 0},
 		{TD_OPT_FLAG, "lossless", 0, NULL, "only compare: 1, 4, 7 and 15 drafts per step against none", &o.lossless, 1, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object", &o.json, 1, NULL, 0},
+		{TD_OPT_TITLE, .help = "Suites:"},
+		{TD_OPT_COUNT, "runs", 0, "N", "latency: answers of each kind (default: 50)", &o.runs, 0, NULL, 0},
+		{TD_OPT_COUNT, "warmups", 0, "N", "latency: answers of each kind before these (default: 5)", &o.warmups, 0, NULL, 0},
+		{TD_OPT_COUNT, "requests", 0, "N", "load: answers for each client (default: 4)", &o.requests, 0, NULL, 0},
+		{TD_OPT_COUNT, "max-clients", 0, "N", "load: stop at so many (default: 16)", &o.max_clients, 0, NULL, 0},
+		{TD_OPT_COUNT, "ms", 0, "N", "ops: milliseconds for each (default: 50)", &o.milliseconds, 0, NULL, 0},
+		{TD_OPT_COUNT, "threads", 0, "N", "ops: of the CPU (default: all)", &o.threads, 0, NULL, 0},
+		{TD_OPT_TEXT, "html", 0, "FILE", "write the figures as a page, drawn, that needs nothing else", &o.html, 0, NULL, 0},
 		{TD_OPT_TITLE, .help = "A daemon of its own:"},
-		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench", &o.model, 0, NULL, 0},
+		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},
 		{TD_OPT_TEXT, "drafter", 0, "DIR", "with this drafter (default: none)", &o.drafter, 0, NULL, 0},
 		{TD_OPT_TEXT, "device", 0, "NAME", "on auto (default), cpu or cuda", &o.device, 0, NULL, 0},
+		{TD_OPT_COUNT, "context", 0, "N", "its engine.context; of ops the number of keys (default: 2048)", &o.context, 0, NULL, 0},
 		{TD_OPT_END},
 	};
 	const struct td_option *tables[] = {own, common, NULL};
@@ -276,7 +308,7 @@ int td_cmd_bench(int argc, char **argv)
 		code = TD_EXIT_USAGE;
 		if (!check(&b, &o, &words)) {
 			td_bench_catch_interrupt();
-			code = o.model ? with_own_daemon(&b, &o) : bench(&b, &o);
+			code = words.n ? td_bench_suites(&b, &o, &words) : o.model ? with_own_daemon(&b, &o) : bench(&b, &o);
 			if (td_flush_stdout("bench"))
 				code = TD_EXIT_FAILED;
 		}

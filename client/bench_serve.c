@@ -1,0 +1,254 @@
+/*
+ * bench_serve.c: the suites cycle, latency and load, through a daemon's socket (bench_suite.h).
+ *
+ * With random weights hardly a draft is accepted, so the latency suite measures what doesn't depend on that (prefill, time of a cycle) and works out
+ * answers for acceptance lengths that it names as assumed: prefill + tokens / length * cycle. Measured figures stand beside them.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/bench_suite.h"
+
+static const struct {
+	uint32_t prompt;
+	int32_t tokens;
+} cases[] = {{64, 128}, {2048, 256}, {8192, 256}};
+enum { N_CASES = sizeof(cases) / sizeof(cases[0]), BLOCK = 16, LOAD_PROMPT = 64, LOAD_TOKENS = 64 };
+
+static const double assumed[] = {3.3, 5.0, 6.0};
+enum { N_ASSUMED = sizeof(assumed) / sizeof(assumed[0]) };
+
+/* A verify has rows beyond the answer's end, which need room. */
+static int fits(const struct td_bench *b, size_t i)
+{
+	return cases[i].prompt + (uint32_t)cases[i].tokens + BLOCK <= tandem_info(b->control)->context;
+}
+
+static void skip(json_t *list, size_t i)
+{
+	char name[32];
+
+	snprintf(name, sizeof(name), "%u -> %d", cases[i].prompt, cases[i].tokens);
+	json_array_append_new(list, json_string(name));
+}
+
+static int repeat(struct td_bench *b, struct td_bench_load *l, uint32_t warmups, uint32_t runs)
+{
+	struct td_bench_load warm = {.clients = l->clients, .requests = warmups, .prompt = l->prompt, .tokens = l->tokens, .drafts = l->drafts};
+	int rc = warmups ? td_bench_load_run(b, &warm) : 0;
+
+	td_bench_load_finish(&warm);
+	l->requests = runs;
+	return rc ? rc : td_bench_load_run(b, l);
+}
+
+/* ---- latency -------------------------------------------------------------------------------------------------------------------------- */
+
+static double cycle_ms(const struct td_bench_load *l)
+{
+	return l->cycles ? (double)l->decode_us / 1e3 / (double)l->cycles : 0;
+}
+
+static json_t *way_json(const struct td_bench_load *l)
+{
+	uint64_t decoded = l->output > l->whole.n ? l->output - l->whole.n : 0; /* the first token of each comes from the prefill */
+
+	return json_pack("{s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "first_ms", td_bench_series_at(&l->first, 0.5), "prefill_ms",
+			 td_bench_series_at(&l->prefill, 0.5), "whole_ms", td_bench_series_at(&l->whole, 0.5), "whole_p10_ms", td_bench_series_at(&l->whole, 0.1),
+			 "whole_p90_ms", td_bench_series_at(&l->whole, 0.9), "cycle_ms", cycle_ms(l), "acceptance_length", td_acceptance(l->accepted, l->cycles),
+			 "ms_per_token", decoded ? (double)l->decode_us / 1e3 / (double)decoded : 0);
+}
+
+static json_t *way(struct td_bench *b, size_t i, int32_t drafts, const struct td_bench_options *o)
+{
+	struct td_bench_load l = {.clients = 1, .prompt = cases[i].prompt, .tokens = cases[i].tokens, .drafts = drafts};
+	json_t *j = repeat(b, &l, o->warmups, o->runs) ? NULL : way_json(&l);
+
+	td_bench_load_finish(&l);
+	return j;
+}
+
+/* What the measured cycle gives at lengths that random weights can't show, next to `plain` decoding. */
+static json_t *assume(const json_t *with, const json_t *plain, int32_t tokens)
+{
+	double cycle = td_bench_number(with, "cycle_ms"), prefill = td_bench_number(with, "prefill_ms"), whole = td_bench_number(plain, "whole_ms");
+	json_t *list = json_array();
+	size_t i;
+
+	for (i = 0; i < N_ASSUMED; i++) {
+		double ms = prefill + (tokens - 1) / assumed[i] * cycle, per = cycle / assumed[i];
+
+		json_array_append_new(list, json_pack("{s:f, s:f, s:f, s:f, s:f}", "acceptance_length", assumed[i], "whole_ms", ms, "ms_per_token", per,
+						      "ratio_whole", ms > 0 ? whole / ms : 0, "ratio_per_token",
+						      per > 0 ? td_bench_number(plain, "ms_per_token") / per : 0));
+	}
+	return list;
+}
+
+json_t *td_bench_latency(struct td_bench *b, const struct td_bench_options *o)
+{
+	json_t *list = json_array(), *skipped = json_array(), *with, *plain;
+	size_t i;
+
+	for (i = 0; i < N_CASES; i++) {
+		if (!fits(b, i)) {
+			skip(skipped, i);
+			continue;
+		}
+		with = way(b, i, b->draft_tokens, o);
+		plain = with ? way(b, i, 0, o) : NULL;
+		if (!plain) {
+			json_decref(with);
+			json_decref(list);
+			json_decref(skipped);
+			return NULL;
+		}
+		json_array_append_new(list, json_pack("{s:i, s:i, s:o, s:o, s:o}", "prompt", (int)cases[i].prompt, "tokens", (int)cases[i].tokens, "assumed",
+						      assume(with, plain, cases[i].tokens), "speculation", with, "plain", plain));
+	}
+	return json_pack("{s:s, s:i, s:i, s:o, s:o}", "suite", "latency", "warmups", (int)o->warmups, "runs", (int)o->runs, "cases", list, "skipped", skipped);
+}
+
+int td_bench_latency_baseline(struct td_bench *b, const struct td_bench_options *o, json_t *latency)
+{
+	json_t *list = json_object_get(latency, "cases"), *plain, *of;
+	size_t i, at = 0;
+
+	for (i = 0; i < N_CASES && at < json_array_size(list); i++) {
+		of = json_array_get(list, at);
+		if (td_bench_number(of, "prompt") != cases[i].prompt)
+			continue;
+		at++;
+		plain = way(b, i, 0, o);
+		if (!plain)
+			return -1;
+		json_object_set_new(of, "assumed_against_bf16", assume(json_object_get(of, "speculation"), plain, cases[i].tokens));
+		json_object_set_new(of, "bf16", plain);
+	}
+	return 0;
+}
+
+/* ---- cycle ---------------------------------------------------------------------------------------------------------------------------- */
+
+static const struct tandem_worker_status *worker(const struct tandem_status *s, const char *role)
+{
+	static const struct tandem_worker_status none;
+	size_t i;
+
+	for (i = 0; i < s->n_workers; i++)
+		if (!strcmp(s->worker[i].role, role))
+			return s->worker + i;
+	return &none;
+}
+
+/* Parts of one cycle in microseconds; what the parts leave of it is idle. */
+static json_t *cycle_json(size_t i, const struct td_bench_load *l, const struct tandem_status *from, const struct tandem_status *to)
+{
+	const struct tandem_worker_status *t0 = worker(from, "target"), *t1 = worker(to, "target"), *d0 = worker(from, "drafter"), *d1 = worker(to, "drafter");
+	double n = t1->steps > t0->steps ? (double)(t1->steps - t0->steps) : 1, all = cycle_ms(l) * 1e3;
+	double verify = (double)(t1->step_us - t0->step_us) / n, accept = (double)(t1->commit_us - t0->commit_us) / n;
+	double wait = (double)(t1->wait_us - t0->wait_us) / n, draft = d1->steps > d0->steps ? (double)(d1->step_us - d0->step_us) / n : 0;
+	double over = wait > draft ? wait - draft : 0, idle = all - verify - accept - draft - over;
+
+	return json_pack("{s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "prompt", (int)cases[i].prompt, "cycles", (int)l->cycles, "cycle_us", all, "draft_us",
+			 draft, "verify_us", verify, "accept_us", accept, "handover_us", over, "idle_us", idle > 0 ? idle : 0, "acceptance_length",
+			 td_acceptance(l->accepted, l->cycles), "daemon_cpu_us", (double)(to->daemon_cpu_us - from->daemon_cpu_us) / n);
+}
+
+static json_t *cycle_case(struct td_bench *b, const struct td_bench_options *o, size_t i)
+{
+	struct td_bench_load l = {.clients = 1, .prompt = cases[i].prompt, .tokens = cases[i].tokens, .drafts = b->draft_tokens, .requests = 1};
+	struct tandem_status *from = NULL, *to = NULL;
+	struct tandem_error err;
+	json_t *j = NULL;
+
+	if (td_bench_load_run(b, &l)) /* warms up; prefill and cold caches stay out of the figures */
+		goto out;
+	td_bench_load_finish(&l);
+	l.cycles = l.accepted = l.decode_us = 0;
+	l.requests = o->runs < 5 ? o->runs : 5;
+	from = tandem_status(b->control, &err);
+	if (from && td_bench_load_run(b, &l))
+		goto out;
+	to = from ? tandem_status(b->control, &err) : NULL;
+	if (to)
+		j = cycle_json(i, &l, from, to);
+	else
+		b->code = td_say_error("bench", &err);
+out:
+	tandem_status_free(from);
+	tandem_status_free(to);
+	td_bench_load_finish(&l);
+	return j;
+}
+
+json_t *td_bench_cycle(struct td_bench *b, const struct td_bench_options *o)
+{
+	json_t *list = json_array(), *skipped = json_array(), *one;
+	size_t i;
+
+	for (i = 0; i < N_CASES; i++) {
+		if (!fits(b, i)) {
+			skip(skipped, i);
+			continue;
+		}
+		one = cycle_case(b, o, i);
+		if (!one) {
+			json_decref(list);
+			json_decref(skipped);
+			return NULL;
+		}
+		json_array_append_new(list, one);
+	}
+	return json_pack("{s:s, s:o, s:o}", "suite", "cycle", "cases", list, "skipped", skipped);
+}
+
+/* ---- load ----------------------------------------------------------------------------------------------------------------------------- */
+
+/* Jain's index of the clients' rates: 1 when all got the same, 1/n when one got everything. */
+static double fairness(const struct td_bench_series *s)
+{
+	double sum = 0, squares = 0;
+	size_t i;
+
+	for (i = 0; i < s->n; i++) {
+		sum += s->v[i];
+		squares += s->v[i] * s->v[i];
+	}
+	return squares > 0 ? sum * sum / ((double)s->n * squares) : 0;
+}
+
+static json_t *level_json(struct td_bench_load *l)
+{
+	double lowest = td_bench_series_at(&l->client_rate, 0), highest = td_bench_series_at(&l->client_rate, 1);
+
+	return json_pack("{s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:f, s:f}", "clients", (int)l->clients, "tokens_per_s",
+			 l->window_us ? (double)l->output * 1e6 / (double)l->window_us : 0, "first_p50_ms", td_bench_series_at(&l->first, 0.5), "first_p99_ms",
+			 td_bench_series_at(&l->first, 0.99), "gap_p50_ms", td_bench_series_at(&l->gap, 0.5), "gap_p99_ms", td_bench_series_at(&l->gap, 0.99),
+			 "acceptance_length", td_acceptance(l->accepted, l->cycles), "fairness", fairness(&l->client_rate), "slowest_over_fastest",
+			 highest > 0 ? lowest / highest : 0);
+}
+
+json_t *td_bench_load_suite(struct td_bench *b, const struct td_bench_options *o)
+{
+	json_t *list = json_array();
+	uint32_t n;
+	int rc = 0;
+
+	for (n = 1; !rc && n <= o->max_clients; n *= 2) {
+		struct td_bench_load warm = {.clients = n, .requests = 1, .prompt = LOAD_PROMPT, .tokens = BLOCK, .drafts = b->draft_tokens};
+		struct td_bench_load l = {.clients = n, .requests = o->requests, .prompt = LOAD_PROMPT, .tokens = LOAD_TOKENS, .drafts = b->draft_tokens};
+
+		rc = td_bench_load_run(b, &warm) || td_bench_load_run(b, &l) ? -1 : 0;
+		if (!rc)
+			json_array_append_new(list, level_json(&l));
+		td_bench_load_finish(&warm);
+		td_bench_load_finish(&l);
+	}
+	if (rc) {
+		json_decref(list);
+		return NULL;
+	}
+	return json_pack("{s:s, s:i, s:i, s:i, s:i, s:o}", "suite", "load", "requests", (int)o->requests, "prompt", LOAD_PROMPT, "tokens", LOAD_TOKENS, "slots",
+			 (int)tandem_info(b->control)->slots, "levels", list);
+}
