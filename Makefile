@@ -171,6 +171,7 @@ demo: setup
 # What people start goes to bin; workers and CUDA module, which only tandemd starts, to lib/tandem. Nothing is written outside DESTDIR.
 D := $(DESTDIR)$(PREFIX)
 MAN := $(wildcard man/*.[1-9])
+ZSH := $(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
 install: all
 	$(Q)install -d $(D)/bin $(D)/lib/tandem $(D)/lib/pkgconfig $(D)/include $(D)/share/tandem/models/tiny $(D)/share/doc/tandem
 	$(Q)install -m 755 $(B)/bin/tandemd $(B)/bin/tandem $(D)/bin/
@@ -189,10 +190,10 @@ install: all
 	$(Q)install -m 644 systemd/tandem.tmpfiles $(D)/lib/tmpfiles.d/tandem.conf
 	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c $(D)/share/doc/tandem/
 	$(Q)install -d $(foreach f,$(MAN),$(D)/share/man/man$(lastword $(subst ., ,$(f)))) $(D)/share/bash-completion/completions \
-		$(D)/share/zsh/site-functions $(D)/share/fish/vendor_completions.d
+		$(D)/share/zsh/$(ZSH) $(D)/share/fish/vendor_completions.d
 	$(Q)$(foreach f,$(MAN),install -m 644 $(f) $(D)/share/man/man$(lastword $(subst ., ,$(f)))/ &&) :
 	$(Q)install -m 644 completion/tandem.bash $(D)/share/bash-completion/completions/tandem
-	$(Q)install -m 644 completion/_tandem $(D)/share/zsh/site-functions/
+	$(Q)install -m 644 completion/_tandem $(D)/share/zsh/$(ZSH)/
 	$(Q)install -m 644 completion/tandem.fish $(D)/share/fish/vendor_completions.d/
 	$(Q)ln -sf tandem $(D)/share/bash-completion/completions/tandemd
 	$(Q)ln -sf tandem.fish $(D)/share/fish/vendor_completions.d/tandemd.fish

@@ -29,9 +29,13 @@ static int harmless(char *out, const char *text, int columns)
 	int n = 0;
 
 	for (; *text; text++) {
-		if (((unsigned char)*text & 0xc0) != 0x80 && n++ == columns)
+		unsigned char c = (unsigned char)*text;
+		int is_c1 = c == 0xc2 && ((unsigned char)text[1] & 0xe0) == 0x80; /* U+0080 to U+009F: controls as well */
+
+		if ((c & 0xc0) != 0x80 && n++ == columns)
 			break;
-		*out++ = (unsigned char)*text < 0x20 || *text == 0x7f ? '?' : *text;
+		*out++ = c < 0x20 || c == 0x7f || is_c1 ? '?' : *text;
+		text += is_c1;
 	}
 	*out = '\0';
 	return n < columns ? n : columns;
