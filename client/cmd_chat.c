@@ -175,7 +175,7 @@ static void on_finish(void *ctx, const struct tandem_finish *f)
 
 static int generate(struct chat *c, struct tandem_error *err)
 {
-	struct tandem_request r = {.sampling = c->gen.sampling, .deadline_ms = c->gen.deadline_ms};
+	struct tandem_request r = {.sampling = c->gen.sampling, .deadline_ms = c->gen.deadline_ms, .band = c->gen.band, .no_cache = c->gen.no_cache};
 	struct td_progress progress = {.command = "chat", .quiet = c->gen.quiet || c->json};
 	struct tandem_handler h = {.ctx = c, .delta = on_delta, .finish = on_finish};
 	struct tandem_message *message = calloc(c->n_turns + 1, sizeof(*message));

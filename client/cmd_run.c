@@ -114,7 +114,7 @@ static void conclude(struct run *r, const struct tandem_error *err)
 static int ask(struct run *r, const char *prompt)
 {
 	struct tandem_message message[2] = {{.role = "system", .content = r->system}, {.role = "user", .content = prompt}};
-	struct tandem_request request = {.sampling = r->gen.sampling, .deadline_ms = r->gen.deadline_ms};
+	struct tandem_request request = {.sampling = r->gen.sampling, .deadline_ms = r->gen.deadline_ms, .band = r->gen.band, .no_cache = r->gen.no_cache};
 	struct tandem_handler handler = {.ctx = r, .accepted = on_accepted, .delta = on_delta, .finish = on_finish};
 	struct td_progress progress = {.command = "run", .quiet = r->gen.quiet || r->json || r->stream_json};
 	struct tandem_error err = {0};

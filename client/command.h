@@ -31,6 +31,7 @@ struct td_progress {
 };
 void td_progress_bar(char *out, int cells, uint64_t done, uint64_t total); /* "[###...]": cells + 3 bytes */
 void td_progress_show(struct td_progress *p, const struct tandem_status *s); /* on stderr, what is still missing */
+void td_progress_place(struct td_progress *p, uint32_t before); /* on a terminal: how many start earlier */
 void td_progress_end(struct td_progress *p); /* takes the bar away */
 
 /* ---- common.c ---------------------------------------------------------------------------------------------------------------------- */
@@ -61,9 +62,12 @@ struct td_generation { /* options of what generates */
 	int greedy;
 	int thinking; /* enum tandem_thinking */
 	uint32_t deadline_ms;
+	const char *band_name;
+	enum tandem_band band; /* from its name, by td_generation_ready */
+	int no_cache;
 	int quiet;
 };
-enum { TD_GENERATION_OPTIONS = 25 };
+enum { TD_GENERATION_OPTIONS = 27 };
 void td_generation_options(struct td_generation *g, struct td_option table[TD_GENERATION_OPTIONS]);
 /* Turns the lists into g->sampling's arrays. 0, or -1 after telling what is wrong. */
 int td_generation_ready(struct td_generation *g, const char *command);

@@ -116,7 +116,9 @@ void td_generation_options(struct td_generation *g, struct td_option table[TD_GE
 		{TD_OPT_LIST, "stop-id", 0, "ID", "end at this token; may be repeated", &g->stop_id, 0, NULL, 0},
 		{TD_OPT_FLAG, "ignore-eos", 0, NULL, "don't end at the model's own end token", &s->ignore_eos, 1, set, TANDEM_IGNORE_EOS},
 		{TD_OPT_SECONDS, "deadline", 0, "SECONDS", "give up when it isn't finished by then, waiting included", &g->deadline_ms, 0, NULL, 0},
-		{TD_OPT_FLAG, "quiet", 'q', NULL, "say nothing on stderr while the model loads", &g->quiet, 1, NULL, 0},
+		{TD_OPT_TEXT, "band", 0, "BAND", "interactive, or batch: waits while interactive requests do; else as the tenant is set up", &g->band_name, 0, NULL, 0},
+		{TD_OPT_FLAG, "no-cache", 0, NULL, "neither use nor leave anything in the prefix cache", &g->no_cache, 1, NULL, 0},
+		{TD_OPT_FLAG, "quiet", 'q', NULL, "say nothing on stderr while the model loads or others go first", &g->quiet, 1, NULL, 0},
 		{TD_OPT_TITLE, .help = "Sampling (the daemon's configuration says what holds when nothing is given):"},
 		{TD_OPT_FLAG, "greedy", 'g', NULL, "always the likeliest token, the same as --temperature 0", &g->greedy, 1, NULL, 0},
 		{TD_OPT_FLOAT, "temperature", 't', "T", "0 is greedy", &s->temperature, 0, set, TANDEM_TEMPERATURE},
@@ -159,6 +161,9 @@ int td_generation_ready(struct td_generation *g, const char *command)
 		fprintf(stderr, "tandem %s: no memory\n", command);
 		return -1;
 	}
+	if (g->band_name && strcmp(g->band_name, "interactive") && strcmp(g->band_name, "batch"))
+		return wrong_value(command, "band", "interactive or batch", g->band_name);
+	g->band = !g->band_name ? TANDEM_BAND_DEFAULT : strcmp(g->band_name, "batch") ? TANDEM_INTERACTIVE : TANDEM_BATCH;
 	for (i = 0; i < g->bias.n; i++) {
 		const char *text = g->bias.item[i], *eq = strchr(text, '=');
 
@@ -193,6 +198,7 @@ void td_generation_finish(struct td_generation *g)
 
 struct wait {
 	const struct tandem_handler *user;
+	struct td_progress *progress; /* NULL: nobody wants to know */
 	int done;
 	struct tandem_error error;
 };
@@ -241,10 +247,29 @@ static void loading_ask(struct tandem *t)
 	loading.asked_us = now;
 }
 
+static void wait_queue(void *ctx, uint32_t before)
+{
+	struct wait *w = ctx;
+
+	if (w->progress && !loading.progress)
+		td_progress_place(w->progress, before);
+	if (w->user->queue)
+		w->user->queue(w->user->ctx, before);
+}
+
+static void wait_over(struct wait *w)
+{
+	loading_end();
+	if (w->progress)
+		td_progress_end(w->progress);
+}
+
 static void wait_accepted(void *ctx, const struct tandem_accepted *a)
 {
 	struct wait *w = ctx;
 
+	if (a->queue_position && w->progress && !loading.progress)
+		td_progress_place(w->progress, a->queue_position - 1);
 	if (w->user->accepted)
 		w->user->accepted(w->user->ctx, a);
 }
@@ -253,7 +278,7 @@ static int wait_delta(void *ctx, const struct tandem_delta *d)
 {
 	struct wait *w = ctx;
 
-	loading_end();
+	wait_over(w);
 	return w->user->delta ? w->user->delta(w->user->ctx, d) : 0;
 }
 
@@ -262,6 +287,7 @@ static void wait_finish(void *ctx, const struct tandem_finish *f)
 	struct wait *w = ctx;
 
 	w->done = 1;
+	wait_over(w);
 	if (w->user->finish)
 		w->user->finish(w->user->ctx, f);
 }
@@ -271,6 +297,7 @@ static void wait_error(void *ctx, const struct tandem_error *e)
 	struct wait *w = ctx;
 
 	w->done = 1;
+	wait_over(w);
 	w->error = *e;
 }
 
@@ -343,8 +370,9 @@ static int take_up(struct tandem *t, const sigset_t *mask, const struct tandem_e
 
 int td_call_generate(struct tandem **t, const struct tandem_request *r, const struct tandem_handler *h, struct td_progress *p, struct tandem_error *err)
 {
-	struct wait w = {.user = h};
-	struct tandem_handler through = {.ctx = &w, .accepted = wait_accepted, .delta = wait_delta, .finish = wait_finish, .error = wait_error};
+	struct wait w = {.user = h, .progress = p};
+	struct tandem_handler through = {.ctx = &w, .accepted = wait_accepted, .delta = wait_delta, .finish = wait_finish, .error = wait_error,
+					 .queue = wait_queue};
 	uint64_t call = tandem_submit(*t, r, &through, err);
 	struct interrupts before;
 	int cancelled = 0, rc;
@@ -373,7 +401,7 @@ int td_call_generate(struct tandem **t, const struct tandem_request *r, const st
 			sleep_on(*t, &before.asleep, loading.progress ? LOADING_MS : -1);
 		}
 	}
-	loading_end();
+	wait_over(&w);
 	interrupts_restore(&before);
 	if (w.done) {
 		*err = w.error;

@@ -446,12 +446,14 @@ static int answer(struct tandem *t, struct td__call *call, Tandem__ServerMessage
 	switch (m->body_case) {
 	case TANDEM__SERVER_MESSAGE__BODY_ACCEPTED:
 		return on_accepted(call, m->accepted, err);
+	case TANDEM__SERVER_MESSAGE__BODY_QUEUE:
+		if (call->handler.queue)
+			call->handler.queue(call->handler.ctx, m->queue->position);
+		return 0;
 	case TANDEM__SERVER_MESSAGE__BODY_DELTA:
 		return on_delta(t, call, m->delta, err);
 	case TANDEM__SERVER_MESSAGE__BODY_FINISH:
 		on_finish(t, call, m->finish);
-		return 0;
-	case TANDEM__SERVER_MESSAGE__BODY_QUEUE: /* a new place in the queue: it is still alive */
 		return 0;
 	case TANDEM__SERVER_MESSAGE__BODY_STATUS:
 		return on_status(t, call, msg, err);

@@ -200,6 +200,10 @@ uint8_t *td__pack_generate(uint64_t tag, const struct tandem_request *r, size_t 
 	g.stream = !r->whole;
 	g.has_deadline_ms = r->deadline_ms > 0;
 	g.deadline_ms = r->deadline_ms;
+	g.has_band = r->band != TANDEM_BAND_DEFAULT;
+	g.band = r->band == TANDEM_BATCH ? TANDEM__BAND__BATCH : TANDEM__BAND__INTERACTIVE;
+	g.has_cache = r->no_cache != 0;
+	g.cache = !r->no_cache;
 	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_GENERATE;
 	msg.generate = &g;
 	return pack(&p, tag, &msg, n);

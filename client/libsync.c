@@ -95,9 +95,17 @@ static void sync_error(void *ctx, const struct tandem_error *e)
 		s->user->error(s->user->ctx, e);
 }
 
+static void sync_queue(void *ctx, uint32_t before)
+{
+	struct sync *s = ctx;
+
+	if (s->user && s->user->queue)
+		s->user->queue(s->user->ctx, before);
+}
+
 static struct tandem_handler handler_of(struct sync *s)
 {
-	return (struct tandem_handler){s, sync_accepted, sync_delta, sync_finish, sync_status, sync_tokens, sync_text, sync_error};
+	return (struct tandem_handler){s, sync_accepted, sync_delta, sync_finish, sync_status, sync_tokens, sync_text, sync_error, sync_queue};
 }
 
 /* After a loss: 0 when connected again, else the reason is in *err. */

@@ -49,6 +49,15 @@ void td_progress_show(struct td_progress *p, const struct tandem_status *s)
 	fflush(stderr);
 }
 
+void td_progress_place(struct td_progress *p, uint32_t before)
+{
+	if (p->quiet || !isatty(STDERR_FILENO))
+		return;
+	fprintf(stderr, "\r\033[Kwaiting, %u before you", before);
+	fflush(stderr);
+	p->drawn = 1;
+}
+
 void td_progress_end(struct td_progress *p)
 {
 	if (p->drawn)

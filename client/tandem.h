@@ -180,11 +180,16 @@ struct tandem_prompt { /* exactly one of text, messages, ids */
 	size_t n_ids;
 };
 
+/* Whom a request waits among: those of batch run when no interactive one waits, or when they have waited long. */
+enum tandem_band { TANDEM_BAND_DEFAULT = 0 /* the tenant's */, TANDEM_INTERACTIVE, TANDEM_BATCH };
+
 struct tandem_request {
 	struct tandem_prompt prompt;
 	struct tandem_sampling sampling;
 	int whole; /* 1: one delta with everything instead of a stream */
 	uint32_t deadline_ms; /* kept by the daemon, from arrival; 0 = none */
+	enum tandem_band band;
+	int no_cache; /* 1: the prefix cache neither serves this prompt nor keeps it */
 	uint32_t silence_ms; /* kept here: give up (and cancel) after so long without a word about this request; 0 = never */
 };
 
@@ -304,6 +309,7 @@ struct tandem_handler {
 	void (*tokens)(void *ctx, const int32_t *id, size_t n);
 	void (*text)(void *ctx, const char *text);
 	void (*error)(void *ctx, const struct tandem_error *e);
+	void (*queue)(void *ctx, uint32_t before); /* of a generation that waits: how many will start before it, when that changed */
 };
 
 /* ---- from your event loop ---------------------------------------------------------------------------------------------------------- */

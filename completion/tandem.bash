@@ -13,15 +13,17 @@ _tandem() {
 	run)
 		case $prev in
 		--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--band) words="interactive batch" ;;
 		--system|-s|--max-tokens|-n|--stop|--stop-id|--deadline|--temperature|-t|--top-k|--top-p|--min-p|--repetition-penalty|--presence-penalty|--frequency-penalty|--bias|--seed|--logprobs|--draft-tokens|-k|--tenant) return ;;
-		*) words="-s --system --raw --json --stream-json --show-stats -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
+		*) words="-s --system --raw --json --stream-json --show-stats -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline --band --no-cache -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
 		esac
 		;;
 	chat)
 		case $prev in
 		--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--band) words="interactive batch" ;;
 		--system|-s|--max-tokens|-n|--stop|--stop-id|--deadline|--temperature|-t|--top-k|--top-p|--min-p|--repetition-penalty|--presence-penalty|--frequency-penalty|--bias|--seed|--logprobs|--draft-tokens|-k|--tenant) return ;;
-		*) words="-s --system --json -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
+		*) words="-s --system --json -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline --band --no-cache -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
 		esac
 		;;
 	status)

@@ -68,6 +68,16 @@ static int slots_free(const struct td_daemon *d)
 	return td_supervisor_serving(d) ? d->queue.slots - d->queue.used : 0;
 }
 
+/* How many more of a tenant's requests could start now. */
+static int starts(const struct td_daemon *d, const struct td_flow *f)
+{
+	int n = slots_free(d);
+
+	if (f->max_running && n > f->max_running - f->running)
+		n = f->max_running - f->running;
+	return n > 0 ? n : 0;
+}
+
 /* When the next of `stays` that run at once will probably end. */
 static uint64_t next_end_us(const struct td_daemon *d, int stays)
 {
@@ -79,14 +89,12 @@ static uint64_t next_end_us(const struct td_daemon *d, int stays)
 static int check_queues(const struct td_daemon *d, const struct td_tenant *t, struct td_refusal *no)
 {
 	const struct td_flow *f = &t->flow;
-	int start = slots_free(d), most = d->cfg.queue, even = most / (d->queue.n_waiting + !f->at);
+	int start = starts(d, f), most = d->cfg.queue, even = most / (d->queue.n_waiting + !f->at);
 
-	if (f->max_running && start > f->max_running - f->running)
-		start = f->max_running - f->running > 0 ? f->max_running - f->running : 0;
 	if (t->cfg.queue && f->queued >= t->cfg.queue + start)
 		return refuse(no, TD_E_TENANT_QUEUE, next_end_us(d, f->running), "%d requests of tenant %s are waiting, as many as its setting queue allows", f->queued,
 			      t->cfg.name);
-	if (d->queue.n >= most + start && (f->queued == d->queue.n || f->queued >= even))
+	if (d->queue.n >= most + slots_free(d) && (f->queued == d->queue.n || f->queued >= even))
 		return refuse(no, TD_E_QUEUE_FULL, next_end_us(d, d->queue.slots), "%d requests are waiting, as many as limits.queue allows", d->queue.n);
 	return 0;
 }
@@ -182,7 +190,7 @@ static uint32_t position(const struct td_daemon *d, const struct td_request *r, 
 
 	if (r->state != TD_REQ_QUEUED)
 		return 0;
-	place = td_queue_ahead(&d->queue, &r->entry, rank) - slots_free(d) + 1;
+	place = td_queue_ahead(&d->queue, &r->entry, rank) - starts(d, &r->tenant->flow) + 1;
 	return place > 0 ? (uint32_t)place : 0;
 }
 

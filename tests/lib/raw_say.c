@@ -94,6 +94,9 @@ static void add_status(const Tandem__Status *s)
 
 		add(" %s=%s restarts_%s=%u pid_%s=%u imported_%s=%d", w->role, w->state, w->role, w->restarts, w->role, w->pid, w->role, w->imported);
 	}
+	for (size_t i = 0; i < s->n_tenant; i++)
+		add(" gpu_%s=%llu running_%s=%u queued_%s=%u", s->tenant[i]->name, (unsigned long long)s->tenant[i]->gpu_us, s->tenant[i]->name,
+		    s->tenant[i]->running, s->tenant[i]->name, s->tenant[i]->queued);
 	add(" sharing=\"%s\"", s->sharing ? s->sharing : "none");
 	add(" last_error=%s", s->last_error ? s->last_error : "none");
 }
@@ -133,6 +136,8 @@ void raw_describe(const Tandem__ServerMessage *m)
 		break;
 	case TANDEM__SERVER_MESSAGE__BODY_ERROR:
 		add("error code=%s text=%s", m->error->code, m->error->text);
+		if (m->error->has_retry_after_ms)
+			add(" retry_ms=%u", m->error->retry_after_ms);
 		break;
 	case TANDEM__SERVER_MESSAGE__BODY_STATUS:
 		add_status(m->status);
@@ -140,6 +145,9 @@ void raw_describe(const Tandem__ServerMessage *m)
 	case TANDEM__SERVER_MESSAGE__BODY_TOKENS:
 		add("tokens n=%zu ids=", m->tokens->n_id);
 		add_ids(m->tokens->id, m->tokens->n_id);
+		break;
+	case TANDEM__SERVER_MESSAGE__BODY_QUEUE:
+		add("queue position=%u", m->queue->position);
 		break;
 	case TANDEM__SERVER_MESSAGE__BODY_TEXT:
 		add("text=");

@@ -204,6 +204,10 @@ void raw_gen(void)
 	}
 	g.has_deadline_ms = raw_get("deadline_ms") != NULL;
 	g.deadline_ms = (uint32_t)raw_get_number("deadline_ms", 0);
+	g.has_band = raw_get("band") != NULL;
+	g.band = g.has_band && !strcmp(raw_get("band"), "batch") ? TANDEM__BAND__BATCH : TANDEM__BAND__INTERACTIVE;
+	g.has_cache = raw_get("cache") != NULL;
+	g.cache = (int)raw_get_number("cache", 1);
 	fill_constraint(&g);
 	m.generate = &g;
 	send_message(&m, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
@@ -229,6 +233,7 @@ void raw_hello(void)
 
 	hello.version = (uint32_t)raw_get_number("version", 1);
 	hello.client = (char *)"rawclient";
+	hello.tenant = (char *)raw_get("tenant");
 	m.hello = &hello;
 	send_message(&m, TANDEM__CLIENT_MESSAGE__BODY_HELLO);
 }

@@ -4,11 +4,11 @@
  *
  *   rawclient SOCKET < script
  *
- * Several connections: `connect N [rcvbuf=BYTES]` opens one and makes it current, `use N` changes, `close`; `greet N [rcvbuf=BYTES]` connects, says
+ * Several connections: `connect N [rcvbuf=BYTES]` opens one and makes it current, `use N` changes, `close`; `greet N [rcvbuf=BYTES] [tenant=NAME]` connects, says
  * hello and is welcome. Commands on the current one:
- *   hello [version=N]
- *   gen tag=N text="..." | ids=1,2*10 | chat="role:content"... [fields of Sampling, stream=0, deadline_ms=N, stop="..."..., bias=ID:X*N, stop_id=ID*N]
- *     [json_object=1 | schema="..." | tool_choice=NAME | no_constraint=1, tool="..."..., thinking=0|1]
+ *   hello [version=N] [tenant=NAME]
+ *   gen tag=N text="..." | ids=1,2*10 | chat="role:content"... [fields of Sampling, stream=0, deadline_ms=N, band=batch, cache=0, stop="..."...,
+ *     bias=ID:X*N, stop_id=ID*N, json_object=1 | schema="..." | tool_choice=NAME | no_constraint=1, tool="..."..., thinking=0|1]
  *   tokenize tag=N text="..."                  detokenize tag=N ids=...
  *   cancel tag=N target=N                      resume tag=N position=N [request=N] [key=bad]   defaults: the last Accepted
  *   status [tag=N]
@@ -23,6 +23,7 @@
  *   total tag=N                                print all ids and the text of a request, as its deltas put them together
  *   noise N [seed=S]                           N connections, each with a good request in which some bits are wrong
  *   crowd N                                    open N more connections that say nothing
+ *   places                                     from now on messages about places in the queue count; else they are passed over
  *   sleep MS        timeout MS        note TEXT        kill WORKER SIGNAL (by the pid of the last status)
  */
 #include <errno.h>
@@ -43,7 +44,7 @@ enum { CONNECTIONS = 64 };
 struct raw_connection *raw;
 static struct raw_connection conn[CONNECTIONS];
 static const char *path;
-static int timeout_ms = 60000; /* for what never comes; a busy machine is given time */
+static int places, timeout_ms = 60000; /* for what never comes; a busy machine is given time */
 
 /* ---- receiving ---------------------------------------------------------------------------------------------------------------------- */
 
@@ -55,6 +56,7 @@ static int take_frame(int quiet)
 	size_t n;
 	long taken = td_frame_feed(&raw->in, raw->raw + raw->raw_at, raw->raw_n - raw->raw_at);
 	Tandem__ServerMessage *m;
+	int skip;
 
 	if (taken < 0)
 		raw_fail("the daemon sent a frame that is too large");
@@ -65,8 +67,11 @@ static int take_frame(int quiet)
 	if (!m)
 		raw_fail("the daemon sent a message that cannot be read: %s", err.text);
 	raw_describe(m);
+	skip = m->body_case == TANDEM__SERVER_MESSAGE__BODY_QUEUE && !places;
 	td_server_message_free(m);
 	td_frame_drop(&raw->in);
+	if (skip)
+		return take_frame(quiet);
 	if (!quiet)
 		printf("%d: %s\n", (int)(raw - conn), raw_said);
 	return 1;
@@ -262,6 +267,8 @@ static void command(void)
 		do_noise(atol(value));
 	} else if (!strcmp(name, "sleep")) {
 		usleep((useconds_t)atoi(value) * 1000);
+	} else if (!strcmp(name, "places")) {
+		places = 1;
 	} else if (!strcmp(name, "timeout")) {
 		timeout_ms = atoi(value);
 	} else if (!strcmp(name, "note")) {
