@@ -61,10 +61,10 @@ void td__cache_clear(struct td_target *t)
 static void copy_state(struct td_target *t, int from, int to)
 {
 	const struct td_target_config *c = &t->w->cfg;
-	int rows = c->v_heads * c->k_dim, channels = 2 * c->k_heads * c->k_dim + c->v_heads * c->v_dim;
+	int rows = c->v_heads, cols = c->k_dim * c->v_dim, channels = 2 * c->k_heads * c->k_dim + c->v_heads * c->v_dim;
 
 	for (int i = 0; i < c->layers; i++) {
-		struct td_tensor s = {t->gdn[i].s, TD_F32, rows, c->v_dim, c->v_dim};
+		struct td_tensor s = {t->gdn[i].s, TD_F32, rows, cols, cols};
 		struct td_tensor tail = {t->gdn[i].tail, t->ops->act, TD_CONV_TAIL, channels, channels};
 
 		if (c->full_attention[i])

@@ -197,12 +197,11 @@ static int keep_pages(struct td__prefix *p, int n, const int32_t *page)
 static int new_node(struct td__prefix *p, int parent, uint64_t hash, uint64_t tenant, const int32_t *ids, const int32_t *page)
 {
 	int n = p->unused;
-	struct node *node = &p->node[n];
 
 	if (n < 0 || keep_pages(p, n, page))
 		return -1;
-	p->unused = node->next;
-	*node = (struct node){.hash = hash, .serial = ++p->serial, .tenant = tenant, .parent = parent, .next = p->bucket[hash & p->mask], .state = -1,
+	p->unused = p->node[n].next;
+	p->node[n] = (struct node){.hash = hash, .serial = ++p->serial, .tenant = tenant, .parent = parent, .next = p->bucket[hash & p->mask], .state = -1,
 			      .depth = parent < 0 ? 1 : p->node[parent].depth + 1};
 	p->bucket[hash & p->mask] = n;
 	memcpy(p->ids + (size_t)n * (size_t)p->unit, ids, (size_t)p->unit * sizeof(*ids));

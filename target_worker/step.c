@@ -166,8 +166,8 @@ static void prefill_plan(struct td_target *t, struct plan *p)
 		rows = td__cache_edge(best) - best->fed;
 		if (rows > room)
 			rows = (best->fed + room) / unit * unit - best->fed;
-		if (rows <= 0)
-			return;
+		if (rows <= 0) /* no room for a unit of it, but perhaps for the end of another's prompt */
+			continue;
 		memcpy(t->ids_host + p->batch.n_rows, td_shm_ids(t->shm, slot) + best->fed, sizeof(int32_t) * (size_t)rows);
 		plan_add(p, slot, rows, best->fed, 0, 1);
 		room -= rows;

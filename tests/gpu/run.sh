@@ -56,6 +56,9 @@ for weights in file bf16; do
 		"$B/tests/reference_check" $PAIR --device cuda --weights $weights --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --acceptance 0.03 "$reference"
 	one "losslessness, weights $weights" 180 'comparisons|prompts|^K=' "$B/tests/test_lossless" --device cuda --weights $weights --limit 20 $files
 done
+for chunk in 256 1024; do
+	one "prefix cache, chunks of $chunk" 180 'checks,|earlier' "$B/tests/test_prefix" $PAIR --device cuda --chunk $chunk --full 1 --history 3900
+done
 for t in tests/gpu/test_*.sh; do
 	limit=$(sed -n 's/^# limit: \([0-9]*\).*/\1/p' "$t" | head -n 1)
 	one "$(basename "$t" .sh)" "${limit:-120}" . sh "$t"

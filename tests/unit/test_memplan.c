@@ -208,6 +208,32 @@ static void what_does_not_fit_is_refused(void **state)
 	assert_non_null(strstr(err.text, "smaller model"));
 }
 
+/* A prefix cache that may be smaller takes what the rest and the other worker leave. */
+static void checkpoints_take_what_is_left(void **state)
+{
+	struct td_memplan_worker w = { .weights = 3 * GIB, .kv = 2 * GIB, .state = GIB / 2, .buffers = GIB / 2, .prefix = 16 * GIB / 16 };
+	struct td_memplan p, q;
+	struct td_memplan_of o = of("synthetic:qwen3.5-4b", "synthetic:dflash-4b", "cuda", 4, 4096);
+
+	(void)state;
+	assert_int_equal(td_memplan_states(&w, 16, 8 * GIB, GIB), 16);
+	assert_int_equal(td_memplan_states(&w, 16, 8 * GIB - 1, GIB), 15);
+	assert_int_equal(td_memplan_states(&w, 16, 7 * GIB + GIB / 8, GIB), 2);
+	assert_int_equal(td_memplan_states(&w, 16, 7 * GIB, GIB), 0);
+	assert_int_equal(td_memplan_states(&w, 16, 0, GIB), 0);
+	w.prefix = 0;
+	assert_int_equal(td_memplan_states(&w, 0, 0, GIB), 0);
+	o.pool.prefix_states = 0;
+	OK(td_memplan_make(&o, &p, &err));
+	assert_int_equal(p.target.prefix, 0);
+	o.pool.prefix_states = TD_PREFIX_STATES;
+	OK(td_memplan_make(&o, &q, &err));
+	assert_int_equal(q.target.prefix, q.all - p.all);
+	/* of 24 layers: 32 matrices of 128 x 128, and 3 rows of 8192 */
+	assert_int_equal(q.target.prefix, (uint64_t)16 * 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2));
+	assert_int_equal(q.per_slot, p.per_slot);
+}
+
 static void bad_folders_are_named(void **state)
 {
 	struct td_memplan_of o = of("models/tiny/target-int4", NULL, "cpu", 1, 64);
@@ -229,6 +255,7 @@ int main(void)
 		cmocka_unit_test(packing_is_the_backends_own),
 		cmocka_unit_test(the_4b_pair_fits),
 		cmocka_unit_test(what_does_not_fit_is_refused),
+		cmocka_unit_test(checkpoints_take_what_is_left),
 		cmocka_unit_test(bad_folders_are_named),
 	};
 

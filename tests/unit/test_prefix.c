@@ -368,7 +368,7 @@ static void evictions(void)
 	int hits = 0, longest = unit + unit * full, most = (longest + 2 * unit + 60 + OUT + TD_PAGE) / TD_PAGE;
 
 	reopen(&kept, 3, most * 2);
-	for (int round = 0; round < 6 + 12 * full; round++) {
+	for (int round = 0; round < 4 + 14 * full; round++) {
 		int n = 1 + rand_r(&seed) % 2;
 
 		kept.lazy = round & 1;
@@ -461,7 +461,7 @@ static void turns(void)
 	pair_new_epoch(&kept);
 	for (int first = 0; first < 2; first++) {
 		for (int i = 0; i < 2; i++) {
-			ask(&a[i], text(i + 2), 3 * chunk, 0);
+			ask(&a[i], text(i + 2), 2 * chunk, 0);
 			a[i].r.ids = a[i].ids;
 			a[i].r.out = a[i].out;
 			a[i].r.cache = 0;
