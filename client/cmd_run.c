@@ -21,7 +21,9 @@ struct run {
 	struct td_generation gen;
 	const char *system_option;
 	char *system;
-	int raw, json, stream_json, stats;
+	int raw, json, stream_json, stats, json_object;
+	const char *schema_option;
+	char *schema; /* what the answer must fit */
 	/* the answer so far */
 	char last; /* of the text on stdout */
 	int finished;
@@ -114,7 +116,8 @@ static void conclude(struct run *r, const struct tandem_error *err)
 static int ask(struct run *r, const char *prompt)
 {
 	struct tandem_message message[2] = {{.role = "system", .content = r->system}, {.role = "user", .content = prompt}};
-	struct tandem_request request = {.sampling = r->gen.sampling, .deadline_ms = r->gen.deadline_ms, .band = r->gen.band, .no_cache = r->gen.no_cache};
+	struct tandem_request request = {.sampling = r->gen.sampling, .deadline_ms = r->gen.deadline_ms, .band = r->gen.band, .no_cache = r->gen.no_cache,
+					  .json_object = r->json_object, .json_schema = r->schema};
 	struct tandem_handler handler = {.ctx = r, .accepted = on_accepted, .delta = on_delta, .finish = on_finish};
 	struct td_progress progress = {.command = "run", .quiet = r->gen.quiet || r->json || r->stream_json};
 	struct tandem_error err = {0};
@@ -152,6 +155,20 @@ static int ask(struct run *r, const char *prompt)
 	return code;
 }
 
+/* The schema itself, or the file that holds it. */
+static char *schema_text(const char *option)
+{
+	char *at = NULL, *text;
+
+	if (*option == '{')
+		return td_option_text(option, "json-schema", "run");
+	if (asprintf(&at, "@%s", option) < 0)
+		return NULL;
+	text = td_option_text(at, "json-schema", "run");
+	free(at);
+	return text;
+}
+
 int td_cmd_run(int argc, char **argv)
 {
 	struct run r = {0};
@@ -161,6 +178,8 @@ int td_cmd_run(int argc, char **argv)
 		{TD_OPT_TEXT, "system", 's', "TEXT", "a system message before the prompt; @FILE: what the file holds", &r.system_option, 0, NULL, 0},
 		{TD_OPT_FLAG, "raw", 0, NULL, "the prompt as it is, without the chat template", &r.raw, 1, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object at the end: text, ids, figures, or an error", &r.json, 1, NULL, 0},
+		{TD_OPT_FLAG, "json-object", 0, NULL, "the answer must be a JSON object", &r.json_object, 1, NULL, 0},
+		{TD_OPT_TEXT, "json-schema", 0, "FILE", "the answer must be JSON that fits the schema in FILE, or this schema where it begins with {", &r.schema_option, 0, NULL, 0},
 		{TD_OPT_FLAG, "stream-json", 0, NULL, "one JSON object a line, per event", &r.stream_json, 1, NULL, 0},
 		{TD_OPT_FLAG, "show-stats", 0, NULL, "at the end one line of figures on stderr", &r.stats, 1, NULL, 0},
 		{TD_OPT_END},
@@ -178,7 +197,13 @@ int td_cmd_run(int argc, char **argv)
 		fprintf(stderr, "tandem run: --raw leaves the chat template out, so --system, --think and --no-think mean nothing with it\n");
 		goto out;
 	}
+	if (r.json_object && r.schema_option) {
+		fprintf(stderr, "tandem run: --json-schema says more than --json-object: give one of them\n");
+		goto out;
+	}
 	if (td_generation_ready(&r.gen, "run"))
+		goto out;
+	if (r.schema_option && !(r.schema = schema_text(r.schema_option)))
 		goto out;
 	if (r.system_option && !(r.system = td_option_text(r.system_option, "system", "run")))
 		goto out;
@@ -190,6 +215,7 @@ int td_cmd_run(int argc, char **argv)
 	else
 		fprintf(stderr, "tandem run: the prompt is empty\n");
 out:
+	free(r.schema);
 	free(prompt);
 	free(r.system);
 	td_list_finish(&words);

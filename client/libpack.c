@@ -174,6 +174,30 @@ static uint8_t *pack(struct pool *p, uint64_t tag, Tandem__ClientMessage *msg, s
 	return frame;
 }
 
+static Tandem__Constraint *constraint(struct pool *p, const struct tandem_request *r)
+{
+	Tandem__Constraint *c;
+
+	if (!r->json_object && !r->json_schema && !r->tool_choice)
+		return NULL;
+	if ((r->json_object != 0) + (r->json_schema != NULL) + (r->tool_choice != NULL) > 1) {
+		td_error_set(p->err, TD_E_INVALID, "a request has more than one of json_object, json_schema and tool_choice");
+		return NULL;
+	}
+	c = take(p, sizeof(*c));
+	if (!c)
+		return NULL;
+	tandem__constraint__init(c);
+	c->kind_case = r->json_object ? TANDEM__CONSTRAINT__KIND_JSON_OBJECT : r->json_schema ? TANDEM__CONSTRAINT__KIND_JSON_SCHEMA : TANDEM__CONSTRAINT__KIND_TOOL_CHOICE;
+	if (r->json_object)
+		c->json_object = 1;
+	else if (r->json_schema)
+		c->json_schema = text(p, r->json_schema, "the JSON schema");
+	else
+		c->tool_choice = text(p, r->tool_choice, "tool_choice");
+	return c;
+}
+
 uint8_t *td__pack_generate(uint64_t tag, const struct tandem_request *r, size_t *n, struct td_error *err)
 {
 	Tandem__ClientMessage msg = TANDEM__CLIENT_MESSAGE__INIT;
@@ -204,6 +228,7 @@ uint8_t *td__pack_generate(uint64_t tag, const struct tandem_request *r, size_t 
 	g.band = r->band == TANDEM_BATCH ? TANDEM__BAND__BATCH : TANDEM__BAND__INTERACTIVE;
 	g.has_cache = r->no_cache != 0;
 	g.cache = !r->no_cache;
+	g.constraint = constraint(&p, r);
 	msg.body_case = TANDEM__CLIENT_MESSAGE__BODY_GENERATE;
 	msg.generate = &g;
 	return pack(&p, tag, &msg, n);

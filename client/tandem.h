@@ -190,6 +190,10 @@ struct tandem_request {
 	uint32_t deadline_ms; /* kept by the daemon, from arrival; 0 = none */
 	enum tandem_band band;
 	int no_cache; /* 1: the prefix cache neither serves this prompt nor keeps it */
+	/* What the output must be (docs/json-schema.md); at most one of the three. */
+	int json_object; /* 1: any JSON object */
+	const char *json_schema; /* a JSON document that fits this schema; NULL = none */
+	const char *tool_choice; /* with tools: "required", or the name of the function to call; NULL = none */
 	uint32_t silence_ms; /* kept here: give up (and cancel) after so long without a word about this request; 0 = never */
 };
 

@@ -12,10 +12,10 @@ _tandem() {
 		;;
 	run)
 		case $prev in
-		--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--json-schema|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
 		--band) words="interactive batch" ;;
 		--system|-s|--max-tokens|-n|--stop|--stop-id|--deadline|--temperature|-t|--top-k|--top-p|--min-p|--repetition-penalty|--presence-penalty|--frequency-penalty|--bias|--seed|--logprobs|--draft-tokens|-k|--tenant) return ;;
-		*) words="-s --system --raw --json --stream-json --show-stats -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline --band --no-cache -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
+		*) words="-s --system --raw --json --json-object --json-schema --stream-json --show-stats -n --max-tokens --think --no-think --stop --stop-id --ignore-eos --deadline --band --no-cache -q --quiet -g --greedy -t --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty --bias --seed --logprobs -k --draft-tokens --socket --tenant -h --help" ;;
 		esac
 		;;
 	chat)
@@ -64,10 +64,10 @@ _tandem() {
 		;;
 	bench)
 		case $prev in
-		--prompts|-p|--model|--drafter|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--prompts|-p|--html|--model|--drafter|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
 		--device) words="auto cpu cuda" ;;
-		--limit|--max-tokens|-n|--draft-tokens|-k|--clients|-c|--tenant) return ;;
-		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --model --drafter --device --socket --tenant -h --help" ;;
+		--limit|--max-tokens|-n|--draft-tokens|-k|--clients|-c|--runs|--warmups|--requests|--max-clients|--ms|--threads|--context|--tenant) return ;;
+		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --runs --warmups --requests --max-clients --ms --threads --html --model --drafter --device --context --socket --tenant -h --help" ;;
 		esac
 		;;
 	esac
