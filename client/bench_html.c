@@ -7,11 +7,12 @@
 #include "client/bench_suite.h"
 
 #define N(j, key) td_bench_number(j, key)
-enum { WIDTH = 900, LABEL = 300, BAR = 440, ROW = 20 };
+enum { WIDTH = 960, LABEL = 260, BAR = 380, ROW = 20 };
 
 static const char style[] =
 	"body{font:15px/1.5 sans-serif;max-width:60em;margin:2em auto;padding:0 1em;color:#222;background:#fff}h1,h2{font-weight:600}"
-	"table{border-collapse:collapse;margin:1em 0}td,th{padding:.15em .7em;text-align:right;border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}"
+	"table{border-collapse:collapse;margin:1em 0}td,th{padding:.15em .7em;text-align:right;border-bottom:1px solid #ddd}"
+	"td:first-child,th:first-child{text-align:left}"
 	"svg{max-width:100%;height:auto}text{font:12px sans-serif;fill:#222}.note{color:#555}"
 	"@media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}text{fill:#ddd}td,th{border-color:#444}.note{color:#aaa}}";
 
@@ -55,7 +56,8 @@ static void piece(FILE *f, int row, double from, double to, const char *fill, co
 
 	if (over <= from)
 		return;
-	fprintf(f, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"><title>", LABEL + from * BAR, row * ROW + 3, (over - from) * BAR, ROW - 5, fill);
+	fprintf(f, "<rect x=\"%.1f\" y=\"%d\" width=\"%.1f\" height=\"%d\" fill=\"%s\"><title>", LABEL + from * BAR, row * ROW + 3,
+		(over - from) * BAR, ROW - 5, fill);
 	text(f, what);
 	fputs("</title></rect>", f);
 }
@@ -90,8 +92,8 @@ static void legend(FILE *f, int row, const char *const *name, int n)
 	int i;
 
 	for (i = 0; i < n; i++)
-		fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>", LABEL + i * 110, row * ROW + 5, colour[i],
-			LABEL + i * 110 + 17, row * ROW + 15, name[i]);
+		fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"%s\"/><text x=\"%d\" y=\"%d\">%s</text>", LABEL + i * 110,
+			row * ROW + 5, colour[i], LABEL + i * 110 + 17, row * ROW + 15, name[i]);
 	fputc('\n', f);
 }
 
@@ -105,15 +107,15 @@ static void ops(FILE *f, const json_t *s)
 
 	fputs("<h2>Operations</h2>\n<p>", f);
 	text(f, td_bench_string(s, "device"));
-	fprintf(f, ". Roofs measured in this run: %.1f GB/s and %.1f GFLOP/s. A bar is the share of the nearer roof: blue where memory bounds, green where arithmetic "
-		"does.</p><p class=\"note\">What may lie in a cache can be beyond the roof of memory; its bar is cut there.</p>\n", N(s, "roof_gb_per_s"),
+	fprintf(f, ". Roofs measured in this run: %.1f GB/s and %.1f GFLOP/s. A bar is the share of the nearer roof: blue where memory bounds, green where "
+		"arithmetic does.</p><p class=\"note\">What may lie in a cache can be beyond the roof of memory; its bar is cut there.</p>\n", N(s, "roof_gb_per_s"),
 		N(s, "roof_gflop_per_s"));
 	svg_begin(f, (int)json_array_size(list), "share of the roof");
 	json_array_foreach(list, i, o) {
 		snprintf(name, sizeof(name), "%s, %d row%s", td_bench_string(o, "name"), (int)N(o, "rows"), N(o, "rows") > 1 ? "s" : "");
-		snprintf(said, sizeof(said), "%.0f %%   %.1f us, %.1f GB/s, %.1f GFLOP/s", 100 * N(o, "roof_share"), N(o, "us"), N(o, "gb_per_s"), N(o, "gflop_per_s"));
-		bar(f, (int)i, name, N(o, "roof_share") > 0.55 ? 0.55 + 0.45 * (N(o, "roof_share") - 0.55) : N(o, "roof_share"),
-		    strcmp(td_bench_string(o, "bound"), "memory") ? colour[1] : colour[0], said);
+		snprintf(said, sizeof(said), "%.0f %%   %.1f us, %.1f GB/s, %.1f GFLOP/s", 100 * N(o, "roof_share"), N(o, "us"), N(o, "gb_per_s"),
+			 N(o, "gflop_per_s"));
+		bar(f, (int)i, name, N(o, "roof_share"), strcmp(td_bench_string(o, "bound"), "memory") ? colour[1] : colour[0], said);
 	}
 	fputs("</svg>\n", f);
 }
@@ -217,7 +219,8 @@ static void load(FILE *f, const json_t *s)
 		snprintf(said, sizeof(said), "%.1f tokens/s", N(l, "tokens_per_s"));
 		bar(f, (int)i, name, N(l, "tokens_per_s") / most, colour[0], said);
 	}
-	fputs("</svg>\n<table><tr><th>clients</th><th>tokens/s</th><th>first token p50</th><th>p99</th><th>between tokens p50</th><th>p99</th><th>fairness</th></tr>\n", f);
+	fputs("</svg>\n<table><tr><th>clients</th><th>tokens/s</th><th>first token p50</th><th>p99</th><th>between tokens p50</th><th>p99</th>"
+	      "<th>fairness</th></tr>\n", f);
 	json_array_foreach(list, i, l)
 		fprintf(f, "<tr><td>%d</td><td>%.1f</td><td>%.1f ms</td><td>%.1f ms</td><td>%.2f ms</td><td>%.2f ms</td><td>%.3f</td></tr>\n", (int)N(l, "clients"),
 			N(l, "tokens_per_s"), N(l, "first_p50_ms"), N(l, "first_p99_ms"), N(l, "gap_p50_ms"), N(l, "gap_p99_ms"), N(l, "fairness"));
@@ -239,7 +242,8 @@ int td_bench_html(const json_t *report, const char *path)
 		fprintf(stderr, "tandem bench: %s: %s\n", path, strerror(errno));
 		return -1;
 	}
-	fprintf(f, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>tandem bench</title><style>%s</style></head><body>\n<h1>tandem bench</h1>\n<p>", style);
+	fprintf(f, "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>tandem bench</title><style>%s</style></head><body>\n"
+		"<h1>tandem bench</h1>\n<p>", style);
 	text(f, td_bench_string(report, "model"));
 	fputs("; ", f);
 	text(f, *td_bench_string(report, "server") ? td_bench_string(report, "server") : td_bench_string(report, "client"));

@@ -137,7 +137,13 @@ int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const 
 
 	for (i = 0; i < words->n; i++)
 		want[number_of(words->item[i])] = 1;
-	rc = run(b, o, want, suites);
+	report = head(b, o); /* a page that can't be written is told before everything is measured */
+	rc = o->html && td_bench_html(report, o->html) ? -1 : 0;
+	json_decref(report);
+	if (rc)
+		b->code = TD_EXIT_FAILED;
+	else
+		rc = run(b, o, want, suites);
 	report = rc ? NULL : head(b, o);
 	if (report) {
 		json_object_set(report, "suites", suites);
