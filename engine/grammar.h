@@ -114,6 +114,7 @@ struct td_gset td_gwalk_load(struct td_gwalk *w, const struct td_grammar *g, con
 struct td_gset td_gwalk_step(struct td_gwalk *w, struct td_gset from, uint8_t byte);
 void td_gwalk_back(struct td_gwalk *w, struct td_gset to); /* forgets what was made after `to` */
 int td_gwalk_may_end(const struct td_gwalk *w, struct td_gset s);
+int td_gwalk_same(const struct td_gwalk *w, struct td_gset a, struct td_gset b); /* 1: the same items in the same order */
 void td_gwalk_hash(const struct td_gwalk *w, struct td_gset s, uint64_t hash[2]); /* equal: the same tokens may come next */
 /* What need not be walked: *string: characters of a JSON string that may come at the least, -1 when it must be walked; *newline, *angle: free text up to
  * something that begins with a line feed, or with '<', goes on. */

@@ -414,6 +414,11 @@ int td_gwalk_may_end(const struct td_gwalk *w, struct td_gset s)
 	return has_end(w->item + s.from, s.n);
 }
 
+int td_gwalk_same(const struct td_gwalk *w, struct td_gset a, struct td_gset b)
+{
+	return a.n == b.n && !memcmp(w->item + a.from, w->item + b.from, a.n * sizeof(*w->item));
+}
+
 void td_gwalk_hash(const struct td_gwalk *w, struct td_gset s, uint64_t hash[2])
 {
 	hash[0] = w->g->hash;

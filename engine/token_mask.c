@@ -84,7 +84,6 @@ struct node {
 	uint32_t skip;
 	int32_t token; /* -1: none ends here */
 	uint8_t byte;
-	uint8_t depth8; /* depth - 1 where it fits; the walk keeps its own */
 	uint16_t depth;
 };
 
@@ -109,7 +108,11 @@ struct td_token_mask {
 	} *twin;
 	int n_twins;
 	struct td_gwalk *walk;
-	struct td_gset set[TOKEN_MAX + 1];
+	struct td_gset set[TOKEN_MAX + 1]; /* by depth */
+	struct loops {
+		uint8_t byte[32]; /* bits: bytes that are known to lead from the set to itself, as within a repeat without a bound */
+	} loops[TOKEN_MAX + 1];
+	int loops_at[TOKEN_MAX + 1]; /* those of the set at this depth: of the least depth that has the same set */
 	struct kept kept[KEPT];
 	uint32_t *masks; /* (KEPT, words) */
 	uint64_t clock;
@@ -318,24 +321,43 @@ struct td_token_mask_counts td_token_mask_counts(const struct td_token_mask *m)
 
 /* ---- masks ----------------------------------------------------------------------------------------------------------------------------------------- */
 
+/* The set behind this byte, at depth + 1; 0: it is dead. */
+static int step(struct td_token_mask *m, int depth, uint8_t byte)
+{
+	struct td_gset *from = &m->set[depth], *to = &m->set[depth + 1];
+	struct loops *loops = &m->loops[m->loops_at[depth]];
+
+	if (!(loops->byte[byte / 8] >> byte % 8 & 1)) {
+		td_gwalk_back(m->walk, *from);
+		*to = td_gwalk_step(m->walk, *from, byte);
+		if (!td_gwalk_same(m->walk, *from, *to)) {
+			m->loops_at[depth + 1] = depth + 1;
+			memset(&m->loops[depth + 1], 0, sizeof(*loops));
+			return to->n > 0;
+		}
+		loops->byte[byte / 8] |= (uint8_t)(1 << byte % 8);
+	}
+	*to = *from;
+	m->loops_at[depth + 1] = m->loops_at[depth];
+	return 1;
+}
+
 static void walk_group(struct td_token_mask *m, int g, struct td_gset set, uint32_t *bits)
 {
 	uint32_t i = m->group[g], end = m->group[g + 1];
 
 	m->set[0] = set;
+	m->loops_at[0] = 0;
+	memset(&m->loops[0], 0, sizeof(m->loops[0]));
 	while (i < end) {
 		const struct node *n = &m->node[i];
-		struct td_gset next;
 
-		td_gwalk_back(m->walk, m->set[n->depth]);
-		next = td_gwalk_step(m->walk, m->set[n->depth], n->byte);
-		if (!next.n) {
+		if (!step(m, n->depth, n->byte)) {
 			i = n->skip;
 			continue;
 		}
 		if (n->token >= 0)
 			bits[n->token / 32] |= 1u << n->token % 32;
-		m->set[n->depth + 1] = next;
 		i++;
 	}
 	td_gwalk_back(m->walk, set);

@@ -20,8 +20,10 @@ static int compile(const char *schema)
 {
 	uint8_t *bytes;
 	size_t n;
-	int rc = td_constraint_schema(schema, 0, &bytes, &n, &err);
+	int rc;
 
+	err.code = 0;
+	rc = td_constraint_schema(schema, 0, &bytes, &n, &err);
 	if (!rc)
 		rc = td_grammar_open(&grammar, bytes, n, &err);
 	free(bytes);
@@ -284,6 +286,34 @@ static void long_enum(void **unused)
 	free(schema);
 }
 
+/* Texts of schemas with bytes changed, doubled or gone: compiled or refused, and what is compiled can be opened. */
+static void broken_schemas(void **unused)
+{
+	int compiled = 0;
+
+	(void)unused;
+	for (uint64_t seed = 1; seed <= 1500; seed++) {
+		json_t *s = (schema_seed(seed), schema_random(3));
+		char *text = json_dumps(s, JSON_COMPACT);
+		size_t n = strlen(text);
+
+		for (uint32_t k = schema_rnd(4); k && n > 2; k--) {
+			uint32_t at = schema_rnd((uint32_t)n - 1);
+
+			if (schema_rnd(3) == 0)
+				memmove(text + at, text + at + 1, n-- - at);
+			else
+				text[at] = "\"{}[]:,0123456789aeintrsx$#/-\\^*("[schema_rnd(34)];
+		}
+		compiled += !compile(text);
+		assert_true(err.code == 0 || err.code == TD_E_SCHEMA || err.code == TD_E_FORMAT);
+		free(text);
+		json_decref(s);
+	}
+	print_message("%d of 1500 broken schemas were schemas nevertheless\n", compiled);
+	assert_true(compiled > 100);
+}
+
 static void tools(void **unused)
 {
 	const char *tool[] = {"{\"type\":\"function\",\"function\":{\"name\":\"get\",\"parameters\":{\"type\":\"object\",\"properties\":{\"q\":{\"type\":\"string\"},\"n\":{\"type\":\"integer\"},"
@@ -330,6 +360,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(corners), cmocka_unit_test(refusals), cmocka_unit_test(recursion), cmocka_unit_test(long_enum), cmocka_unit_test(tools),
+		cmocka_unit_test(broken_schemas),
 		cmocka_unit_test(random_schemas),
 	};
 
