@@ -143,19 +143,35 @@ static void let_go(struct td_tenants *t)
 	}
 }
 
+/* Room and memory for all that is new, before anything changes: half a configuration is none. */
+static int add_missing(struct td_tenants *t, const struct td_tenants_config *c, struct td_error *err)
+{
+	int before = t->n, missing = 0;
+
+	for (int i = 0; i < c->n; i++)
+		missing += !by_name(t, c->tenant[i].name);
+	if (t->n + missing > TD_TENANTS_MAX - 1)
+		return td_error_set(err, TD_E_LIMIT, "%d tenants are in use; there is no room for %d new ones", t->n, missing);
+	for (int i = 0; i < c->n; i++) {
+		if (by_name(t, c->tenant[i].name) || add_named(t, c->tenant[i].name))
+			continue;
+		while (t->n > before)
+			remove_at(t, t->n - 1);
+		return td_error_set(err, TD_E_NOMEM, "no memory for tenant %s", c->tenant[i].name);
+	}
+	return 0;
+}
+
 int td_tenants_apply(struct td_tenants *t, struct td_tenants_config *c, struct td_error *err)
 {
 	const struct td_tenant_config plain = {.weight = 1}, *fallback = &plain;
-	int missing = 0;
+	int rc = add_missing(t, c, err);
 
-	for (int i = 0; i < c->n; i++) {
-		missing += !by_name(t, c->tenant[i].name);
+	if (rc)
+		return rc;
+	for (int i = 0; i < c->n; i++)
 		if (!strcmp(c->tenant[i].name, "default"))
 			fallback = &c->tenant[i];
-	}
-	/* Room for all that is new first: half a configuration is none. */
-	if (t->n + missing > TD_TENANTS_MAX - 1)
-		return td_error_set(err, TD_E_LIMIT, "%d tenants are in use; there is no room for %d new ones", t->n, missing);
 	t->unknown = unknown_of(c->unknown);
 	t->fallback = named(fallback, "default");
 	t->generation++;
@@ -164,12 +180,7 @@ int td_tenants_apply(struct td_tenants *t, struct td_tenants_config *c, struct t
 	for (int i = 0; i < c->n; i++) {
 		struct td_tenant *x = by_name(t, c->tenant[i].name);
 
-		if (x)
-			configure(x, &c->tenant[i]);
-		else
-			x = add(t, &c->tenant[i]);
-		if (!x)
-			return td_error_set(err, TD_E_NOMEM, "no memory for tenant %s", c->tenant[i].name);
+		configure(x, &c->tenant[i]);
 		x->configured = 1;
 		x->place = i;
 		x->own = 0;

@@ -94,7 +94,7 @@ struct td_tenants {
 struct td_daemon;
 
 /* Makes the table what the configuration says, at start and at each reload: tenants that stay keep their counters, running requests go on in any case.
- * Lists are taken over from *c. 0, or TD_E_NOMEM with the table as it was. */
+ * Lists are taken over from *c. 0, or TD_E_LIMIT or TD_E_NOMEM with the table as it was. */
 int td_tenants_apply(struct td_tenants *t, struct td_tenants_config *c, struct td_error *err);
 void td_tenants_finish(struct td_tenants *t);
 
