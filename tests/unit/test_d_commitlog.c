@@ -1,5 +1,5 @@
 /*
- * test_d_commitlog.c: the log keeps what it was given, through every growth; the queue keeps the order of arrival, through every coming and going.
+ * test_d_commitlog.c: the log keeps what it was given, through every growth.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -76,39 +76,9 @@ static void test_no_verdict(void **state)
 	td_commitlog_finish(&log);
 }
 
-static void test_queue(void **state)
-{
-	static struct td_request r[50];
-	struct td_queue q = {0};
-	unsigned seed = 3;
-
-	(void)state;
-	for (int i = 0; i < 50; i++)
-		r[i].number = (uint64_t)i + 1;
-	for (int i = 0; i < 50; i++) /* in a scattered order */
-		td_queue_add(&q, &r[(i * 37) % 50]);
-	assert_int_equal(q.n, 50);
-	for (int i = 0; i < 50; i++)
-		assert_int_equal(td_queue_place(&q, &r[i]), i);
-	for (int round = 0; round < 500; round++) {
-		int i = (int)((seed = seed * 1103515245u + 12345u) >> 16) % 50;
-
-		td_queue_remove(&q, &r[i]);
-		td_queue_remove(&q, &r[i]); /* not there: nothing happens */
-		assert_int_equal(q.n, 49);
-		td_queue_add(&q, &r[i]);
-	}
-	for (int i = 0; i < 50; i++) {
-		assert_ptr_equal(q.head, &r[i]);
-		td_queue_remove(&q, &r[i]);
-	}
-	assert_int_equal(q.n, 0);
-	assert_null(q.head);
-}
-
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_log), cmocka_unit_test(test_no_verdict), cmocka_unit_test(test_queue)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(test_log), cmocka_unit_test(test_no_verdict)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
