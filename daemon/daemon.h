@@ -256,6 +256,7 @@ struct td_request {
 	struct td_request *retired_next; /* request.c: ended or lost, oldest first */
 	uint64_t expires_us;
 	int retired;
+	int forget; /* its client has no way to resume it */
 	/* the client */
 	struct td_session *session; /* NULL when nobody listens */
 	struct td_request *session_next;
@@ -386,6 +387,8 @@ struct td_listen { /* one listening socket */
 	dev_t dev;
 	uv_poll_t poll;
 	int polling, resting; /* no descriptor left: accepting rests until a turn of the timer */
+	uint64_t looked_us; /* when its file was looked for */
+	int lost; /* the file is gone and can't be made again: told once */
 };
 struct td_listener {
 	int lock_fd, spare_fd;

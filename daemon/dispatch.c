@@ -73,6 +73,7 @@ int td_dispatch_admit(struct td_session *s, struct td_request *r, const Tandem__
 	struct td_refusal no;
 
 	r->number = number;
+	r->forget = !s->protocol->resumes;
 	r->arrived_us = td_now_us();
 	if (g->has_deadline_ms && g->deadline_ms)
 		r->deadline_us = r->arrived_us + (uint64_t)g->deadline_ms * 1000;

@@ -383,14 +383,19 @@ void td_request_unretire(struct td_daemon *d, struct td_request *r)
 
 static void retire(struct td_daemon *d, struct td_request *r)
 {
+	int at_once = r->forget && !r->session; /* nobody will ask for it: first in the row */
+
 	r->retired = 1;
-	r->retired_next = NULL;
-	r->expires_us = td_now_us() + (uint64_t)d->cfg.resume_s * 1000000;
-	if (d->retired_tail)
-		d->retired_tail->retired_next = r;
-	else
+	r->retired_next = at_once ? d->retired_head : NULL;
+	r->expires_us = td_now_us() + (at_once ? 0 : (uint64_t)d->cfg.resume_s * 1000000);
+	if (at_once) {
 		d->retired_head = r;
-	d->retired_tail = r;
+		if (!d->retired_tail)
+			d->retired_tail = r;
+	} else {
+		*(d->retired_tail ? &d->retired_tail->retired_next : &d->retired_head) = r;
+		d->retired_tail = r;
+	}
 	d->retired_bytes += bytes_of(r);
 }
 
