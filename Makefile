@@ -70,7 +70,7 @@ CUDA_MODULE := $(if $(NVCC),$(if $(SRC_CUDA),$(B)/lib/tandem-cuda.so))
 TESTS := $(patsubst tests/unit/%.c,$(B)/tests/%,$(wildcard tests/unit/test_*.c))
 TOOLS := $(patsubst tests/tools/%.c,$(B)/tests/%,$(wildcard tests/tools/*.c))
 
-.PHONY: all help setup deps-check check check-gpu demo install bundle deb clean tests
+.PHONY: all help setup deps-check check check-gpu demo install bundle deb clean tests pages
 all: deps-check $(BINS) $(CUDA_MODULE) $(SO_LIBTANDEM) $(A_LIBTANDEM)
 	$(Q)$(if $(CUDA_MODULE),:,echo "note: the CUDA module was left out ($(if $(NVCC),no sources,nvcc was not found)): the CPU backend is complete without it")
 
@@ -80,6 +80,7 @@ help:
 	@echo "make check      all tests (SAN=1: under ASan and UBSan)"
 	@echo "make check-gpu  the GPU suites (needs a GPU)"
 	@echo "make install    DESTDIR=$(DESTDIR) PREFIX=$(PREFIX)"
+	@echo "make pages      man pages, configuration reference and completion, from what the programs say of themselves"
 	@echo "make bundle     relocatable binaries with their libraries, in bundle/"
 	@echo "make deb        Debian packages, in $(B)/deb/"
 
@@ -198,6 +199,11 @@ install: all
 	$(Q)ln -sf tandem $(D)/share/bash-completion/completions/tandemd
 	$(Q)ln -sf tandem.fish $(D)/share/fish/vendor_completions.d/tandemd.fish
 	@echo "installed in $(D); next: $(PREFIX)/bin/tandemd --config $(PREFIX)/share/tandem/tandem.ini"
+
+# What --help says, again in man pages, reference and completion; tests/system/test_man.sh and test_completion.sh want it up to date.
+pages: $(B)/bin/tandem $(B)/bin/tandemd
+	$(Q)sh tools/reference.sh $(B)/bin .
+	$(Q)sh tools/completion.sh $(B)/bin completion
 
 bundle: all tests
 	$(Q)sh tools/bundle.sh $(B) bundle

@@ -83,7 +83,7 @@ PID=
 
 # Gone for good: the last interval says so in its exit code.
 start
-"$TANDEM" top -n 4 -d 0.3 >"$OUT" 2>"$T/err" &
+"$TANDEM" top -n 40 -d 0.1 >"$OUT" 2>"$T/err" &
 watcher=$!
 tries=0
 until grep -q '^tenant' "$OUT"; do
