@@ -25,7 +25,8 @@ for t in tests/*; do
 done
 rm -f "$OUT"/tests/*/*.c "$OUT"/tests/*/*.h
 # These look at the source tree and its compiler.
-rm -f "$OUT"/tests/system/test_bundle.sh "$OUT"/tests/system/test_install.sh "$OUT"/tests/system/test_make.sh "$OUT"/tests/system/test_docs.sh
+rm -f "$OUT"/tests/system/test_bundle.sh "$OUT"/tests/system/test_install.sh "$OUT"/tests/system/test_make.sh "$OUT"/tests/system/test_docs.sh \
+	"$OUT"/tests/system/test_deb.sh "$OUT"/tests/system/test_units.sh
 for t in "$B"/tests/*; do
 	[ -f "$t" ] && [ -x "$t" ] && cp "$t" "$OUT/tests/"
 done

@@ -11,7 +11,7 @@ fail() {
 	bad=1
 }
 
-for f in README.md CONTRIBUTING.md CHANGELOG.md LICENSE bench/LOG.md docs/architecture.md docs/errors.md docs/configuration.md docs/metrics.md docs/bench.md models/tiny/README.md; do
+for f in README.md CONTRIBUTING.md CHANGELOG.md LICENSE bench/LOG.md docs/architecture.md docs/errors.md docs/configuration.md docs/metrics.md docs/bench.md docs/quickstart.md docs/operations.md docs/sizing.md docs/scaling.md models/tiny/README.md; do
 	[ -s "$f" ] || fail "$f is not there"
 done
 
