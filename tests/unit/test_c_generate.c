@@ -10,7 +10,7 @@ static void script_plain(struct fake *f)
 	fake_greet(f);
 	m = fake_expect(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
 	FAKE_CHECK(m->generate->input_case == TANDEM__GENERATE__INPUT_TEXT && !strcmp(m->generate->text, "hello"));
-	FAKE_CHECK(m->generate->stream && !m->generate->has_deadline_ms);
+	FAKE_CHECK(m->generate->stream && !m->generate->has_deadline_ms && !m->generate->has_band && !m->generate->has_cache);
 	FAKE_CHECK(!m->generate->sampling->has_temperature && !m->generate->sampling->has_max_tokens && !m->generate->sampling->has_draft_tokens);
 	fake_accepted(f, m->tag, 7, "key");
 	fake_delta(f, m->tag, 0, 3, "The ");
@@ -82,6 +82,7 @@ static void script_settings(struct fake *f)
 	FAKE_CHECK(c->n_tool == 1 && !strcmp(c->tool[0], "{\"type\":\"function\"}"));
 	FAKE_CHECK(c->has_enable_thinking && !c->enable_thinking);
 	FAKE_CHECK(!g->stream && g->has_deadline_ms && g->deadline_ms == 1500);
+	FAKE_CHECK(g->has_band && g->band == TANDEM__BAND__BATCH && g->has_cache && !g->cache);
 	FAKE_CHECK(s->has_temperature && s->temperature == 0.f && s->has_top_k && s->top_k == -3 && s->has_top_p && s->top_p == 0.5f);
 	FAKE_CHECK(s->has_min_p && s->min_p == 0.25f && s->has_repetition_penalty && s->repetition_penalty == 1.5f);
 	FAKE_CHECK(s->has_presence_penalty && s->presence_penalty == -1.f && s->has_frequency_penalty && s->frequency_penalty == 2.f);
@@ -108,6 +109,8 @@ static void test_settings(void **state)
 			     .draft_tokens = 0, .bias = &bias, .n_bias = 1, .stop = stops, .n_stop = 2, .stop_id = &stop_id, .n_stop_id = 1},
 		.whole = 1,
 		.deadline_ms = 1500,
+		.band = TANDEM_BATCH,
+		.no_cache = 1,
 	};
 	struct talk k = {0};
 
@@ -119,6 +122,63 @@ static void test_settings(void **state)
 	assert_int_equal(k.err.retry_after_ms, 250);
 	assert_int_equal(k.s.failed, 1);
 	assert_int_equal(k.s.error.code, k.err.code);
+	talk_close(&k);
+}
+
+static void send_place(struct fake *f, uint64_t tag, uint32_t position)
+{
+	Tandem__ServerMessage m = TANDEM__SERVER_MESSAGE__INIT;
+	Tandem__Queue q = TANDEM__QUEUE__INIT;
+
+	q.position = position;
+	m.body_case = TANDEM__SERVER_MESSAGE__BODY_QUEUE;
+	m.queue = &q;
+	fake_send(f, tag, &m);
+}
+
+static void script_places(struct fake *f)
+{
+	fake_greet(f);
+	for (int i = 0; i < 2; i++) {
+		uint64_t tag = fake_expect_tag(f, TANDEM__CLIENT_MESSAGE__BODY_GENERATE);
+
+		fake_accepted(f, tag, 1, "k");
+		send_place(f, tag, 4);
+		send_place(f, tag, 1);
+		fake_delta(f, tag, 0, 1, "x");
+		send_place(f, tag, 0); /* interrupted: it waits again */
+		fake_delta(f, tag, 1, 1, "y");
+		fake_finish(f, tag, TANDEM__FINISH_REASON__STOP, 2);
+	}
+}
+
+static uint32_t places[8];
+static int n_places;
+
+static void on_place(void *ctx, uint32_t before)
+{
+	(void)ctx;
+	if (n_places < 8)
+		places[n_places++] = before;
+}
+
+/* Places in the queue reach the callback, and are no trouble where there is none. */
+static void test_places(void **state)
+{
+	const struct tandem_request r = {.prompt = {.text = "p"}, .band = TANDEM_INTERACTIVE};
+	struct talk k = {0};
+
+	(void)state;
+	talk_open(&k, script_places, NULL);
+	assert_int_equal(tandem_generate(k.t, &r, &k.h, &k.err), 0);
+	assert_int_equal(n_places, 0);
+	memset(&k.s, 0, sizeof(k.s));
+	k.h.queue = on_place;
+	assert_int_equal(tandem_generate(k.t, &r, &k.h, &k.err), 0);
+	assert_int_equal(n_places, 3);
+	assert_int_equal(places[0], 4);
+	assert_int_equal(places[1], 1);
+	assert_int_equal(places[2], 0);
 	talk_close(&k);
 }
 
@@ -294,7 +354,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_whole_frames), cmocka_unit_test(test_single_bytes), cmocka_unit_test(test_odd_pieces),
-		cmocka_unit_test(test_settings),     cmocka_unit_test(test_logprobs),	 cmocka_unit_test(test_small_calls),
+		cmocka_unit_test(test_settings),
+		cmocka_unit_test(test_places),     cmocka_unit_test(test_logprobs),	 cmocka_unit_test(test_small_calls),
 		cmocka_unit_test(test_cancel_by_callback),
 	};
 
