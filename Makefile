@@ -158,7 +158,33 @@ $(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES) Makefile
 OBJ_GPU := $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/*.c))
 $(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
-tests: $(TESTS) $(TOOLS) $(B)/tests/ops_check
+# The CUDA module's own source on an emulated GPU (tests/emulator): for tests where there is no GPU. It needs CUDA's headers, and x86-64 for its fibers.
+EMU := $(if $(NVCC),$(if $(filter x86_64,$(shell uname -m)),$(B)/emulator))
+EMU_SRC := $(patsubst kernels/cuda/%,$(EMU)/src/kernels/cuda/%,$(filter-out %/mma.cuh,$(wildcard kernels/cuda/*.cuh)))
+EMU_OBJ := $(patsubst kernels/cuda/%.cu,$(EMU)/%.cu.o,$(SRC_CUDA)) $(patsubst tests/emulator/%.cpp,$(EMU)/%.o,$(wildcard tests/emulator/*.cpp))
+EMU_CXX = $(CXX) -std=c++17 -O2 -g -fPIC -fno-strict-aliasing $(if $(filter 1,$(SAN)),-fsanitize=address) -include tests/emulator/emulator.h -I$(EMU)/src -Itests/emulator -I. \
+	-isystem $(abspath $(dir $(NVCC))../include) -D_GNU_SOURCE -MMD -MP -MF $@.d
+ifneq ($(EMU),)
+$(EMU)/src/kernels/cuda/%: kernels/cuda/% tests/emulator/translate.pl
+	@mkdir -p $(@D)
+	$(Q)perl tests/emulator/translate.pl $< >$@
+$(EMU)/%.cu.o: $(EMU)/src/kernels/cuda/%.cu $(EMU_SRC)
+	$(Q)$(EMU_CXX) -x c++ -c $< -o $@
+$(EMU)/%.o: tests/emulator/%.cpp
+	@mkdir -p $(@D)
+	$(Q)$(EMU_CXX) -c $< -o $@
+$(EMU)/tandem-cuda.so: $(EMU_OBJ) $(B)/engine/error.o
+	$(Q)$(CXX) -shared $(if $(filter 1,$(SAN)),-fsanitize=address) $^ $(call lib,openblas) -o $@
+$(EMU)/libcuda.so.1: tests/emulator/driver.c
+	@mkdir -p $(@D)
+	$(Q)$(CC) -shared -fPIC $< -o $@
+emulator: $(EMU)/tandem-cuda.so $(EMU)/libcuda.so.1
+-include $(wildcard $(EMU)/*.d)
+else
+emulator:
+endif
+.PHONY: emulator
+tests: $(TESTS) $(TOOLS) $(B)/tests/ops_check emulator
 check: all tests
 	$(Q)B=$(B) NVCC='$(NVCC)' sh tests/run.sh
 check-gpu: all tests

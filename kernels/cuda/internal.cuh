@@ -16,6 +16,8 @@
 #include <cuda_runtime.h>
 #include <stdint.h>
 
+#include "kernels/cuda/mma.cuh"
+
 /* The contract is C11. C++ has no _Atomic; a plain word has the same layout, and this module touches those words by the __atomic builtins. */
 #define _Atomic volatile
 extern "C" {
@@ -140,10 +142,7 @@ static inline __device__ int last_to_arrive(unsigned *counter, unsigned n)
 	/* One thread releases and acquires for the block: the barriers hand that on to the others, and nobody else waits for a fence. */
 	__syncthreads();
 	if (threadIdx.x == 0) {
-		unsigned before;
-
-		asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n - 1) : "memory");
-		last = before == n - 1;
+		last = count_arrival(counter, n) == n - 1;
 	}
 	__syncthreads();
 	return last;

@@ -27,10 +27,9 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 
 #pragma unroll
 	for (int r = 0; r < 4; r++) {
-		uint32_t v;
+		uint32_t v = and_or(w >> (4 * r), 0x000f000fu, 0x43004300u);
 		__nv_bfloat162 d;
 
-		asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w >> (4 * r)), "r"(0x000f000fu), "r"(0x43004300u)); /* a & b | c in one */
 		d = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&v), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
 		a[r] = *reinterpret_cast<uint32_t *>(&d);
 	}

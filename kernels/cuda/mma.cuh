@@ -1,5 +1,5 @@
 /*
- * mma.cuh: the few instructions of sm_80 and later that the tile kernels are made of, under readable names.
+ * mma.cuh: the few instructions of sm_80 and later that the kernels are made of, under readable names: all inline assembly stands here.
  *
  * Lane l of a warp is (g, t) = (l / 4, l % 4) in all fragments of mma.m16n8k16: A holds rows g and g + 8, B column g, C rows g and g + 8 with
  * columns 2t and 2t + 1. The order of k inside a product is free as long as A and B agree; the linear kernels use that (linear_int4.cu).
@@ -15,6 +15,23 @@ static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_
 	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
 		     : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* a & b | c, in one instruction */
+static __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+	uint32_t v;
+
+	asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(a), "r"(b), "r"(c));
+	return v;
+}
+/* How many came to `counter` before, 0 .. n-1; the n-th sets it to 0 again. Releases what was written before, acquires what others released so. */
+static __device__ __forceinline__ unsigned count_arrival(unsigned *counter, unsigned n)
+{
+	unsigned before;
+
+	asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n - 1) : "memory");
+	return before;
 }
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)

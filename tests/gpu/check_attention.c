@@ -171,14 +171,16 @@ void check_attention(void)
 	const struct td_attn odd = {.heads = 6, .kv_heads = 2, .head_dim = 128, .rotary_dim = 40, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn plain = {.heads = 5, .kv_heads = 5, .head_dim = 64, .rotary_dim = 64, .eps = 1e-6f};
 
-	target_life("4B: 16/4 of 256", big);
 	target_life("tiny: 4/1 of 256", tiny);
 	target_life("odd: 6/2 of 128", odd);
 	target_life("plain: 5/5 of 64", plain);
+	target_long("odd", odd, 1000);
+	if (small)
+		return;
+	target_life("4B: 16/4 of 256", big);
 	target_cut(big);
 	target_long("4B", big, 500);
 	target_long("4B", big, 2048);
-	target_long("odd", odd, 1000);
 	if (!self)
 		target_long("4B", big, 8190);
 }
@@ -223,11 +225,13 @@ void check_draft(void)
 	odd.rotary_dim = 64;
 	odd.causal = 1;
 	odd.window = 5;
-	draft_life("4B full", full, 500);
-	draft_life("4B window 100, causal", sliding, 500);
 	draft_life("4B window 7, both ways", both, 300);
 	draft_life("tiny full", tiny, 128);
 	draft_life("odd window 5", odd, 129);
+	if (small)
+		return;
+	draft_life("4B full", full, 500);
+	draft_life("4B window 100, causal", sliding, 500);
 	if (!self) {
 		sliding.window = 4096;
 		draft_life("4B window 4096", sliding, 6000);

@@ -143,13 +143,13 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 void check_linear(void)
 {
 	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 0}, some[] = {1, 5, 16, 40, 300, 0};
-	int big = !self;
+	int big = !self && !small;
 
 	map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, many);
 	map("INT4 g96", TD_W_INT4, 1, 96, 96, 1, 1, some);
 	map("INT4 g160", TD_W_INT4, 100, 160, 160, 3, 1, some);
 	map("INT4 g64", TD_W_INT4, 200, 1088, 64, 2, 0, some);
-	map("INT4 g128 o", TD_W_INT4, 2560, 4096, 128, 1, 0, big ? many : few);
+	map("INT4 g128 o", TD_W_INT4, small ? 320 : 2560, 4096, 128, 1, 0, big ? many : few);
 	map("BF16 ba", TD_W_BF16, 64, 2560, 0, 2, 1, many);
 	map("BF16", TD_W_BF16, 300, 1000, 0, 3, 0, some);
 	map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, some);

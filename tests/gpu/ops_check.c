@@ -1,15 +1,15 @@
 /*
  * ops_check: every operation of kernels.h on the GPU against the CPU implementation, on random data.
  *
- *	ops_check [--self] [--time] [--only NAME] [--seed N]
+ *	ops_check [--self | --small] [--time] [--only NAME] [--seed N]
  *
  * Prints a table: operation, shape, relative error, allowed, ok. Exits 1 when a line fails, 2 when there is no GPU to test. --self compares the
- * CPU with itself, which shows that the test program is sound; --time measures the GPU's operations instead (bench figures).
+ * CPU with itself, which shows that the test program is sound; --small is for the emulated GPU (tests/emulator); --time measures the GPU's operations instead (bench figures).
  */
 #include "tests/gpu/check.h"
 
 struct side ref, dut;
-int self;
+int self, small;
 
 static int lines, failed;
 static uint64_t state = 0x9e3779b97f4a7c15ull;
@@ -284,6 +284,8 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		if (!strcmp(argv[i], "--self"))
 			self = 1;
+		else if (!strcmp(argv[i], "--small"))
+			small = 1;
 		else if (!strcmp(argv[i], "--time"))
 			timing = 1;
 		else if (!strcmp(argv[i], "--only") && i + 1 < argc)
@@ -291,7 +293,7 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[i], "--seed") && i + 1 < argc)
 			state ^= strtoull(argv[++i], NULL, 0) * 0x9e3779b97f4a7c15ull;
 		else {
-			fprintf(stderr, "usage: ops_check [--self] [--time] [--only NAME] [--seed N]\n");
+			fprintf(stderr, "usage: ops_check [--self | --small] [--time] [--only NAME] [--seed N]\n");
 			return 2;
 		}
 	}

@@ -1,0 +1,125 @@
+/*
+ * mma.cuh: stands in for kernels/cuda/mma.cuh: the machine instructions under the same names, in plain C++.
+ *
+ * Fragments as the PTX manual lays them out for mma.m16n8k16 and ldmatrix; products are summed in float32, in the order of k.
+ */
+#ifndef TD_CUDA_MMA_CUH
+#define TD_CUDA_MMA_CUH
+
+#include <stdint.h>
+
+struct emu_mma {
+	uint32_t a[4], b[2];
+	float c[4];
+};
+static_assert(sizeof(emu_mma) <= emu::PAYLOAD, "fits");
+
+static inline void emu_halves(uint32_t w, float *lo, float *hi)
+{
+	*lo = __uint_as_float(w << 16);
+	*hi = __uint_as_float(w & 0xffff0000u);
+}
+
+__attribute__((target_clones("avx2", "default"), optimize("O3"))) static void emu_mma_all(emu::payload *p)
+{
+	static float a[16][16], b[16][8], c[16][8];
+
+	for (int l = 0; l < 32; l++) {
+		const emu_mma *m = (const emu_mma *)p[l];
+		int g = l / 4, t = l % 4;
+
+		for (int r = 0; r < 4; r++)
+			emu_halves(m->a[r], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1)], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1) + 1]);
+		for (int r = 0; r < 2; r++)
+			emu_halves(m->b[r], &b[2 * t + 8 * r][g], &b[2 * t + 8 * r + 1][g]);
+		for (int r = 0; r < 4; r++)
+			c[g + 8 * (r >> 1)][2 * t + (r & 1)] = m->c[r];
+	}
+	for (int i = 0; i < 16; i++)
+		for (int k = 0; k < 16; k++)
+			for (int j = 0; j < 8; j++)
+				c[i][j] += a[i][k] * b[k][j];
+	for (int l = 0; l < 32; l++)
+		for (int r = 0; r < 4; r++)
+			((emu_mma *)p[l])->c[r] = c[l / 4 + 8 * (r >> 1)][2 * (l % 4) + (r & 1)];
+}
+
+static inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+	emu_mma m = {{a0, a1, a2, a3}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+
+	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all)[emu::lane()])->c, sizeof(m.c));
+}
+
+static inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
+{
+	return (a & b) | c;
+}
+static inline unsigned count_arrival(unsigned *counter, unsigned n)
+{
+	unsigned before = *counter;
+
+	*counter = before + 1 == n ? 0 : before + 1;
+	return before;
+}
+
+static inline uint32_t shared_address(const void *p)
+{
+	return emu::shared_address(p);
+}
+static inline void copy16_to(uint32_t sh, const void *gl, int bytes = 16)
+{
+	emu::copy_later(emu::shared_pointer(sh), gl, bytes, 16 - bytes);
+}
+static inline void copy16(void *sh, const void *gl, int bytes = 16)
+{
+	emu::copy_later(sh, gl, bytes, 16 - bytes);
+}
+static inline void copy8_to(uint32_t sh, const void *gl)
+{
+	emu::copy_later(emu::shared_pointer(sh), gl, 8, 0);
+}
+static inline uint4 load16(uint32_t sh)
+{
+	return *(const uint4 *)emu::shared_pointer(sh);
+}
+static inline uint2 load8(uint32_t sh)
+{
+	return *(const uint2 *)emu::shared_pointer(sh);
+}
+static inline void copy_commit()
+{
+	emu::copies_close();
+}
+template <int N> static inline void copy_wait()
+{
+	emu::copies_wait(N);
+}
+
+static inline void load_matrix(uint32_t r[4], const void *sh)
+{
+	emu::payload *p = emu::meet(&sh, sizeof(sh), NULL);
+	int l = emu::lane();
+
+	for (int i = 0; i < 4; i++) {
+		const uint32_t *row;
+
+		memcpy(&row, p[8 * i + l / 4], sizeof(row));
+		r[i] = row[l % 4];
+	}
+}
+static inline void load_matrix_transposed(uint32_t r[4], const void *sh)
+{
+	emu::payload *p = emu::meet(&sh, sizeof(sh), NULL);
+	int l = emu::lane();
+
+	for (int i = 0; i < 4; i++) {
+		const uint16_t *even, *odd;
+
+		memcpy(&even, p[8 * i + 2 * (l % 4)], sizeof(even));
+		memcpy(&odd, p[8 * i + 2 * (l % 4) + 1], sizeof(odd));
+		r[i] = even[l / 4] | (uint32_t)odd[l / 4] << 16;
+	}
+}
+
+#endif

@@ -1,0 +1,472 @@
+/*
+ * runtime.cpp: the calls of the CUDA runtime, the driver and cuBLAS that the CUDA module makes, answered with the host's memory.
+ *
+ * Everything is done when the call returns, so streams need no state. Memory that other processes open (arenas, the exchange region) are memfds. A device
+ * of 8 multiprocessors with the shared memory of an H200; EMULATOR_SMS, EMULATOR_SHARED (bytes of a block) and EMULATOR_MEMORY (MiB) make it another.
+ */
+#include <cblas.h>
+#include <cublas_v2.h>
+#include <cuda.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <map>
+
+#include "runtime.h"
+
+namespace
+{
+enum { PIECE = 2 << 20 };
+struct block {
+	size_t size;
+	int fd; /* -1: plain memory */
+};
+std::map<void *, block> blocks;
+std::map<void *, size_t> opened;
+size_t used;
+cudaError_t sticky, last;
+
+size_t setting(const char *name, size_t otherwise)
+{
+	const char *v = getenv(name);
+
+	return v ? (size_t)strtoull(v, NULL, 10) : otherwise;
+}
+
+size_t total()
+{
+	return setting("EMULATOR_MEMORY", 16384) << 20;
+}
+
+void *map_fd(int fd, size_t size, int prot)
+{
+	void *p = mmap(NULL, size, prot, MAP_SHARED, fd, 0);
+
+	return p == MAP_FAILED ? NULL : p;
+}
+} // namespace
+
+namespace emu
+{
+int sticky_error()
+{
+	return sticky != cudaSuccess;
+}
+
+void set_error(cudaError_t e)
+{
+	if (e == cudaErrorIllegalAddress)
+		sticky = e;
+	last = e;
+}
+} // namespace emu
+
+static cudaError_t done(cudaError_t e = cudaSuccess)
+{
+	if (sticky != cudaSuccess)
+		e = sticky;
+	if (e != cudaSuccess)
+		last = e;
+	return e;
+}
+
+extern "C" {
+
+/* ---- runtime: device, errors --------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaGetDeviceCount(int *n)
+{
+	*n = 1;
+	return done();
+}
+
+cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int)
+{
+	memset(p, 0, sizeof(*p));
+	snprintf(p->name, sizeof(p->name), "emulated GPU");
+	p->major = 9;
+	p->multiProcessorCount = (int)setting("EMULATOR_SMS", 8);
+	p->sharedMemPerBlockOptin = setting("EMULATOR_SHARED", 232448);
+	p->totalGlobalMem = total();
+	return done();
+}
+
+cudaError_t cudaSetDevice(int)
+{
+	return done();
+}
+
+cudaError_t cudaMemGetInfo(size_t *left, size_t *all)
+{
+	*all = total();
+	*left = *all > used ? *all - used : 0;
+	return done();
+}
+
+cudaError_t cudaGetLastError(void)
+{
+	cudaError_t e = sticky != cudaSuccess ? sticky : last;
+
+	last = cudaSuccess;
+	return e;
+}
+
+const char *cudaGetErrorString(cudaError_t e)
+{
+	switch (e) {
+	case cudaSuccess:
+		return "no error";
+	case cudaErrorMemoryAllocation:
+		return "out of memory";
+	case cudaErrorIllegalAddress:
+		return "an illegal memory access was encountered";
+	case cudaErrorInvalidConfiguration:
+		return "invalid configuration argument";
+	default:
+		return "an error of the emulator";
+	}
+}
+
+cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int value)
+{
+	return done(value <= (int)setting("EMULATOR_SHARED", 232448) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+/* ---- runtime: streams ---------------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
+{
+	*s = (cudaStream_t)&blocks;
+	return done();
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t)
+{
+	return done();
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t)
+{
+	return done();
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t)
+{
+	return done();
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t f, void *arg)
+{
+	f(arg);
+	return done();
+}
+
+/* ---- runtime: memory ----------------------------------------------------------------------------------------------------------------- */
+
+cudaError_t cudaMalloc(void **p, size_t size)
+{
+	size_t n = (size + 255) / 256 * 256;
+	block b = {n, -1};
+
+	*p = NULL;
+	if (sticky != cudaSuccess)
+		return done();
+	if (used + n > total())
+		return done(cudaErrorMemoryAllocation);
+	if (n && n % PIECE == 0) { /* perhaps to be shared by handle */
+		b.fd = memfd_create("emulated device memory", MFD_CLOEXEC);
+		if (b.fd >= 0 && ftruncate(b.fd, (off_t)n) == 0)
+			*p = map_fd(b.fd, n, PROT_READ | PROT_WRITE);
+	} else {
+		*p = aligned_alloc(256, n ? n : 256);
+		if (*p)
+			memset(*p, 0xff, n);
+	}
+	if (!*p)
+		return done(cudaErrorMemoryAllocation);
+	blocks[*p] = b;
+	used += n;
+	return done();
+}
+
+cudaError_t cudaFree(void *p)
+{
+	std::map<void *, block>::iterator it = blocks.find(p);
+
+	if (!p)
+		return done();
+	if (it == blocks.end())
+		return done(cudaErrorInvalidValue);
+	used -= it->second.size;
+	if (it->second.fd >= 0) {
+		munmap(p, it->second.size);
+		close(it->second.fd);
+	} else {
+		free(p);
+	}
+	blocks.erase(it);
+	return done();
+}
+
+cudaError_t cudaHostAlloc(void **p, size_t size, unsigned)
+{
+	*p = calloc(1, size);
+	return done(*p ? cudaSuccess : cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *p)
+{
+	free(p);
+	return done();
+}
+
+cudaError_t cudaHostRegister(void *, size_t, unsigned)
+{
+	return done();
+}
+
+cudaError_t cudaHostUnregister(void *)
+{
+	return done();
+}
+
+cudaError_t cudaHostGetDevicePointer(void **dev, void *host, unsigned)
+{
+	*dev = host;
+	return done();
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind, cudaStream_t)
+{
+	if (sticky == cudaSuccess)
+		memmove(to, from, n);
+	return done();
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind,
+			      cudaStream_t)
+{
+	for (size_t i = 0; i < height && sticky == cudaSuccess; i++)
+		memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
+	return done();
+}
+
+cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
+{
+	if (sticky == cudaSuccess)
+		memset(p, value, n);
+	return done();
+}
+
+/* A handle: the process and descriptor behind the allocation. */
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p)
+{
+	std::map<void *, block>::iterator it = blocks.find(p);
+
+	memset(h, 0, sizeof(*h));
+	if (it == blocks.end() || it->second.fd < 0)
+		return done(cudaErrorInvalidValue);
+	snprintf(h->reserved, sizeof(h->reserved), "/proc/%d/fd/%d", (int)getpid(), it->second.fd);
+	return done();
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned)
+{
+	char path[sizeof(h.reserved) + 1] = "";
+	struct stat st;
+	int fd;
+
+	memcpy(path, h.reserved, sizeof(h.reserved));
+	*p = NULL;
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return done(cudaErrorInvalidValue);
+	if (fstat(fd, &st) == 0)
+		*p = map_fd(fd, (size_t)st.st_size, PROT_READ | PROT_WRITE);
+	close(fd);
+	if (!*p)
+		return done(cudaErrorInvalidValue);
+	opened[*p] = (size_t)st.st_size;
+	return done();
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *p)
+{
+	std::map<void *, size_t>::iterator it = opened.find(p);
+
+	if (it == opened.end())
+		return done(cudaErrorInvalidValue);
+	munmap(p, it->second);
+	opened.erase(it);
+	return done();
+}
+
+/* ---- driver: memory by descriptor ------------------------------------------------------------------------------------------------------ */
+
+CUresult cuGetErrorString(CUresult r, const char **text)
+{
+	*text = r == CUDA_ERROR_OUT_OF_MEMORY ? "out of memory" : "an error of the emulator";
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *g, const CUmemAllocationProp *, CUmemAllocationGranularity_flags)
+{
+	*g = PIECE;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *h, size_t size, const CUmemAllocationProp *, unsigned long long)
+{
+	int fd;
+
+	if (used + size > total())
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	fd = memfd_create("emulated arena", MFD_CLOEXEC);
+	if (fd < 0 || ftruncate(fd, (off_t)size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*h = (CUmemGenericAllocationHandle)fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemExportToShareableHandle(void *out, CUmemGenericAllocationHandle h, CUmemAllocationHandleType, unsigned long long)
+{
+	int fd = fcntl((int)h, F_DUPFD_CLOEXEC, 0);
+
+	memcpy(out, &fd, sizeof(fd));
+	return fd < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *h, void *os, CUmemAllocationHandleType)
+{
+	int fd = fcntl((int)(uintptr_t)os, F_DUPFD_CLOEXEC, 0);
+
+	if (fd < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	*h = (CUmemGenericAllocationHandle)fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle h)
+{
+	return close((int)h) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *at, size_t size, size_t, CUdeviceptr, unsigned long long)
+{
+	void *p = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+
+	*at = (CUdeviceptr)p;
+	return p == MAP_FAILED ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr at, size_t size)
+{
+	return munmap((void *)at, size) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr at, size_t size, size_t, CUmemGenericAllocationHandle h, unsigned long long)
+{
+	struct stat st;
+
+	if (fstat((int)h, &st) || (size_t)st.st_size < size)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (mmap((void *)at, size, PROT_NONE, MAP_SHARED | MAP_FIXED, (int)h, 0) == MAP_FAILED)
+		return CUDA_ERROR_INVALID_VALUE;
+	used += size;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemUnmap(CUdeviceptr at, size_t size)
+{
+	used -= size;
+	return mmap((void *)at, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) == MAP_FAILED ? CUDA_ERROR_INVALID_VALUE
+															: CUDA_SUCCESS;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *access, size_t)
+{
+	int prot = access->flags == CU_MEM_ACCESS_FLAGS_PROT_READ ? PROT_READ : PROT_READ | PROT_WRITE;
+
+	return mprotect((void *)at, size, prot) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+}
+
+CUresult cuStreamWriteValue64(CUstream, CUdeviceptr at, cuuint64_t value, unsigned)
+{
+	__atomic_store_n((uint64_t *)at, value, __ATOMIC_RELEASE);
+	return CUDA_SUCCESS;
+}
+
+/* ---- cuBLAS ---------------------------------------------------------------------------------------------------------------------------- */
+
+cublasStatus_t cublasCreate_v2(cublasHandle_t *h)
+{
+	*h = (cublasHandle_t)&blocks;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasDestroy_v2(cublasHandle_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetStream_v2(cublasHandle_t, cudaStream_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *, size_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasGetStatusString(cublasStatus_t)
+{
+	return "an error of the emulator";
+}
+
+static float *widen(const void *from, int rows, int cols, int ld)
+{
+	const __nv_bfloat16 *x = (const __nv_bfloat16 *)from;
+	float *out = (float *)malloc(sizeof(float) * (size_t)rows * (size_t)cols);
+
+	for (int r = 0; out && r < rows; r++)
+		for (int c = 0; c < cols; c++)
+			out[(size_t)r * cols + c] = __bfloat162float(x[(size_t)r * ld + c]);
+	return out;
+}
+
+/* The one form that the module uses: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs. */
+cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha, const void *a, cudaDataType at,
+			    int lda, const void *b, cudaDataType bt, int ldb, const void *beta, void *c, cudaDataType ct, int ldc, cublasComputeType_t, cublasGemmAlgo_t)
+{
+	float *x, *w, *y, scale = *(const float *)beta;
+
+	if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || at != CUDA_R_16BF || bt != CUDA_R_16BF || *(const float *)alpha != 1.0f)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	w = widen(a, m, k, lda);
+	x = widen(b, n, k, ldb);
+	y = (float *)malloc(sizeof(float) * (size_t)m * (size_t)n);
+	if (w && x && y) {
+		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, m, k, 1, x, k, w, k, 0, y, m);
+		for (int r = 0; r < n; r++)
+			for (int i = 0; i < m; i++) {
+				float v = y[(size_t)r * m + i];
+				size_t to = (size_t)r * ldc + i;
+
+				if (ct == CUDA_R_32F)
+					((float *)c)[to] = v + (scale != 0 ? scale * ((float *)c)[to] : 0);
+				else
+					((__nv_bfloat16 *)c)[to] = __float2bfloat16(v + (scale != 0 ? scale * __bfloat162float(((__nv_bfloat16 *)c)[to]) : 0));
+			}
+	}
+	free(w);
+	free(x);
+	free(y);
+	return CUBLAS_STATUS_SUCCESS;
+}
+}
