@@ -13,7 +13,7 @@
 
 #include "engine/schema_internal.h"
 
-enum type { T_NULL = 1, T_BOOLEAN = 2, T_OBJECT = 4, T_ARRAY = 8, T_NUMBER = 16, T_STRING = 32, T_INTEGER = 64, T_ALL = 63 };
+enum type { T_NULL = 1, T_BOOLEAN = 2, T_OBJECT = 4, T_ARRAY = 8, T_NUMBER = 16, T_STRING = 32, T_INTEGER = 64, T_NUMBERS = T_NUMBER | T_INTEGER, T_ALL = 127 };
 
 static const struct {
 	const char *name;
@@ -29,8 +29,8 @@ static const struct {
 	{"properties", T_OBJECT, 1}, {"required", T_OBJECT, 1}, {"additionalProperties", T_OBJECT, 1},
 	{"items", T_ARRAY, 1}, {"prefixItems", T_ARRAY, 1}, {"minItems", T_ARRAY, 1}, {"maxItems", T_ARRAY, 1},
 	{"minLength", T_STRING, 1}, {"maxLength", T_STRING, 1}, {"pattern", T_STRING, 1}, {"format", T_STRING, 1},
-	{"minimum", T_NUMBER, 1}, {"maximum", T_NUMBER, 1}, {"exclusiveMinimum", T_NUMBER, 1}, {"exclusiveMaximum", T_NUMBER, 1},
-	{"multipleOf", T_NUMBER, 0}, {"uniqueItems", T_ARRAY, 0}, {"contains", T_ARRAY, 0}, {"additionalItems", T_ARRAY, 0}, {"unevaluatedItems", T_ARRAY, 0},
+	{"minimum", T_NUMBERS, 1}, {"maximum", T_NUMBERS, 1}, {"exclusiveMinimum", T_NUMBERS, 1}, {"exclusiveMaximum", T_NUMBERS, 1},
+	{"multipleOf", T_NUMBERS, 0}, {"uniqueItems", T_ARRAY, 0}, {"contains", T_ARRAY, 0}, {"additionalItems", T_ARRAY, 0}, {"unevaluatedItems", T_ARRAY, 0},
 	{"patternProperties", T_OBJECT, 0}, {"propertyNames", T_OBJECT, 0}, {"minProperties", T_OBJECT, 0}, {"maxProperties", T_OBJECT, 0},
 	{"unevaluatedProperties", T_OBJECT, 0}, {"dependencies", T_OBJECT, 0}, {"dependentRequired", T_OBJECT, 0}, {"dependentSchemas", T_OBJECT, 0},
 	{"not", T_ALL, 0}, {"if", T_ALL, 0}, {"$dynamicRef", T_ALL, 0}, {"$recursiveRef", T_ALL, 0},

@@ -103,6 +103,7 @@ static int escape(struct reader *r, struct charset *s, int *one)
 	int c = (uint8_t)*r->at;
 	const char *at = c ? strchr(from, c) : NULL;
 
+	*one = 0;
 	if (c == 0 || (c >= 'a' && c <= 'z' && !strchr("dwsxunrtfv", c)) || (c >= 'A' && c <= 'Z' && !strchr("DWS", c)) || (c >= '1' && c <= '9') || c >= 0x80) {
 		r->fault = "has an escape that is not known";
 		return 1;
@@ -159,7 +160,7 @@ static int member(struct reader *r, struct charset *s, int *one)
 static void class(struct reader *r)
 {
 	struct charset s = {0};
-	int negated = *r->at == '^', lo, hi;
+	int negated = *r->at == '^', lo = 0, hi;
 
 	r->at += negated;
 	while (*r->at && *r->at != ']' && !r->fault) {

@@ -457,5 +457,6 @@ int td__target_warm(struct td_target *t, struct td_error *err)
 	td__target_forward(t, &p.batch, none);
 	t->ops->accept(t->dev, &p.batch, td__target_head(t, td_rows(t->x, 0, TD_BLOCK_MAX)), t->o.vocab_real, t->sampling, t->o.exchange.draft,
 		       t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
+	t->ops->mask(t->dev, td_rows(t->logits, 0, 1), t->lines, 1);
 	return t->ops->sync(t->dev, err);
 }

@@ -145,6 +145,9 @@ static void refusals(void **unused)
 	refused("{\"type\":\"array\",\"uniqueItems\":true}", "uniqueItems at #");
 	refused("{\"properties\":{\"a/b\":{\"items\":{\"not\":{}}}}}", "not at #/properties/a/b/items");
 	refused("{\"type\":\"number\",\"multipleOf\":2}", "multipleOf");
+	refused("{\"type\":\"integer\",\"multipleOf\":2}", "multipleOf");
+	refused("{\"type\":\"integer\",\"not\":{}}", "not");
+	refused("{\"type\":[\"null\",\"array\"],\"contains\":{}}", "contains");
 	refused("{\"patternProperties\":{}}", "patternProperties");
 	refused("{\"allOf\":[{},{}]}", "allOf");
 	refused("{\"if\":{}}", "if");
