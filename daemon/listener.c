@@ -4,7 +4,7 @@
  * The lock (flock on <runtime_dir>/lock) is what makes a daemon the only one; it goes away with the process, however that ends. A socket file that
  * nobody listens on is a leftover and is replaced; one that answers belongs to somebody and is an error.
  * Sockets are of three kinds (td_listen_kind): libtandem's frames, HTTP on a Unix socket, HTTP on TCP. One that somebody else made and listens on
- * already is adopted alike; its file is not ours to remove.
+ * already is adopted alike; its file is not ours to remove. A file of ours that somebody removed while we serve is made again.
  * Clients get no descriptor that the workers may need (main.c counts them at the start): a crowd must not keep a successor from starting. Should they
  * run out all the same (the system's own limit), one is kept in reserve: it is given up to accept a connection, tell it why it is refused, and close it. When even that
  * fails, accepting rests until the next turn of the timer, since a readable listening socket would otherwise wake the loop without end.
@@ -22,10 +22,11 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "engine/clock.h"
 #include "engine/fault.h"
 #include "engine/log.h"
 
-enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64 };
+enum { BACKLOG = 128, ACCEPTS_PER_TURN = 64, LOOK_US = 1000000 };
 
 /* What errno says of a path: most of it will be the same at the next start. */
 static int path_code(void)
@@ -225,23 +226,6 @@ static void on_connection(uv_poll_t *poll, int status, int events)
 	}
 }
 
-void td_listener_check(struct td_daemon *d)
-{
-	struct td_listener *all = &d->listener;
-
-	if (all->spare_fd < 0)
-		all->spare_fd = spare_open();
-	for (int i = 0; i < all->n; i++) {
-		struct td_listen *l = &all->at[i];
-
-		if (!l->resting)
-			continue;
-		l->resting = 0;
-		if (uv_poll_start(&l->poll, UV_READABLE, on_connection) == 0)
-			l->polling = 1;
-	}
-}
-
 /* ---- open and close ---------------------------------------------------------------------------------------------------------------- */
 
 int td_listener_adopt(struct td_daemon *d, int fd, enum td_listen_kind kind, struct td_error *err)
@@ -307,6 +291,72 @@ static int bind_unix(const char *setting, const struct sockaddr_un *sa, int mode
 	if (listen(*fd, BACKLOG) < 0)
 		return td_error_set(err, TD_E_IO, "%s = %s: cannot listen: %s", setting, sa->sun_path, strerror(errno));
 	return 0;
+}
+
+/* A new socket with its file takes the place of the one whose file is gone, under the same descriptor. What waited there is lost, connections are not. */
+static int bind_again(struct td_listen *l, struct td_error *err)
+{
+	struct td_daemon *d = l->d;
+	struct sockaddr_un sa;
+	struct stat st;
+	int fd = -1, rc;
+
+	if ((rc = td_listener_keep_folder(d, err)) || (rc = own_folder(d, l->path, err)) || (rc = unix_address(kinds[l->kind].setting, l->path, &sa, err)))
+		return rc;
+	rc = bind_unix(kinds[l->kind].setting, &sa, l->kind == TD_LISTEN_FRAMES ? d->cfg.socket_mode : d->cfg.http_socket_mode, &fd, &st, err);
+	if (!rc) {
+		if (l->polling)
+			uv_poll_stop(&l->poll); /* before the old socket goes: it must leave the loop's set */
+		l->polling = 0;
+		l->resting = 1; /* goes on at once, below */
+		if (dup3(fd, l->fd, O_CLOEXEC) < 0)
+			rc = td_error_set(err, TD_E_IO, "%s = %s: %s", kinds[l->kind].setting, l->path, strerror(errno));
+		l->ino = st.st_ino;
+		l->dev = st.st_dev;
+	}
+	if (fd >= 0)
+		close(fd);
+	return rc;
+}
+
+/* Cleaners of /tmp and people remove sockets' files: then nobody new would ever reach us. A file of somebody else in its place is left alone. */
+static void keep_file(struct td_listen *l)
+{
+	uint64_t now = td_now_us();
+	struct td_error err;
+	struct stat st;
+
+	if (!l->path || now - l->looked_us < LOOK_US)
+		return;
+	l->looked_us = now;
+	if (lstat(l->path, &st) == 0 || (errno != ENOENT && errno != ENOTDIR))
+		return;
+	if (!bind_again(l, &err)) {
+		td_log(TD_LOG_WARN, "%s = %s was removed; it is there again", kinds[l->kind].setting, l->path);
+		l->lost = 0;
+	} else if (!l->lost) {
+		td_log(TD_LOG_ERROR, "%s = %s was removed and can't be made again: %s; tried again every second", kinds[l->kind].setting, l->path, err.text);
+		l->lost = 1;
+	}
+}
+
+void td_listener_check(struct td_daemon *d)
+{
+	struct td_listener *all = &d->listener;
+
+	if (all->spare_fd < 0)
+		all->spare_fd = spare_open();
+	for (int i = 0; i < all->n; i++) {
+		struct td_listen *l = &all->at[i];
+
+		if (!d->draining)
+			keep_file(l);
+		if (!l->resting)
+			continue;
+		l->resting = 0;
+		if (uv_poll_start(&l->poll, UV_READABLE, on_connection) == 0)
+			l->polling = 1;
+	}
 }
 
 static int open_unix(struct td_daemon *d, enum td_listen_kind kind, const char *path, int mode, struct td_error *err)

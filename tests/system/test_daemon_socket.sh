@@ -1,4 +1,4 @@
-# limit: 60
+# limit: 90
 # What can be wrong before the first client: each is one line on stderr and an exit code that is not 0.
 . "$(dirname "$0")/daemon_lib.sh"
 
@@ -153,5 +153,43 @@ greet 0
 gen tag=1 ids=300 max_tokens=2
 until "finish"
 END
+stop
+# ---- the socket's file is removed, alone and with its folder: it is there again, connections and answers go on
+SOCK=$T/run/s
+start --http.socket="$T/h"
+back() { # until somebody listens there again
+	for i in $(seq 600); do [ -S "$1" ] && return; sleep 0.05; done
+	fail "$1 is not there again"
+}
+rm "$SOCK" "$T/h"
+back "$SOCK"
+back "$T/h"
+[ "$(stat -c %a "$SOCK")" = 660 ] || fail "the socket's mode is $(stat -c %a "$SOCK") the second time"
+for i in 1 2; do
+	cat >"$T/script" <<-END
+	greet 0
+	gen tag=1 ids=300,301 max_tokens=3000 ignore_eos=1 draft_tokens=0
+	until "tag=1 delta"
+	note started
+	until "tag=1 finish reason=2"
+	END
+	: >"$OUT"
+	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
+	CLIENT=$!
+	for k in $(seq 600); do grep -q 'note started' "$OUT" && break; sleep 0.05; done
+	rm -rf "$T/run"
+	back "$SOCK"
+	echo 'greet 0' | "$TOOLS/rawclient" "$SOCK" >/dev/null || fail "the new socket does not serve"
+	wait $CLIENT || fail "an answer ended with the socket's file: $(cat "$T/err")"
+done
+[ "$(cat "$T/run/lock")" = "$PID" ] || fail "the runtime folder is not locked again"
+refused 1 "another program listens there" --tandem.socket="$SOCK" --tandem.runtime_dir="$T/run2"
+# something else in its place stays
+rm "$SOCK"
+: >"$SOCK"
+sleep 2.5
+[ -f "$SOCK" ] || fail "a file of somebody else was replaced"
+rm "$SOCK"
+back "$SOCK"
 stop
 echo "every refusal is one line"
