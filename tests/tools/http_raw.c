@@ -7,7 +7,7 @@
  *   http_raw ADDRESS load IDLE STREAMS TOKENS FILE
  *                                     IDLE connections that say nothing, STREAMS at once with the request in FILE: times between events, in microseconds
  * ADDRESS: a path, or 127.0.0.1:PORT. Options before it: -w MS (wait so long for more, 2000), -s BYTES (send so many at a time), -d MS (and pause so long),
- * -e (end our side when all is sent), -h MS (hang up after so long).
+ * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long).
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int wait_ms = 2000, piece, pause_ms, end_side, hang_ms;
+static int wait_ms = 2000, piece, pause_ms, end_side, hang_ms, deaf_ms;
 
 static void die(const char *what)
 {
@@ -119,6 +119,7 @@ static int talk(const char *address)
 	}
 	if (end_side)
 		shutdown(fd, SHUT_WR);
+	usleep((useconds_t)deaf_ms * 1000);
 	while (rc) {
 		int left = hang_ms ? hang_ms - (int)((now_us() - began) / 1000) : wait_ms;
 
@@ -353,12 +354,12 @@ int main(int argc, char **argv)
 	int c;
 
 	signal(SIGPIPE, SIG_IGN);
-	while ((c = getopt(argc, argv, "+w:s:d:h:e")) > 0) {
+	while ((c = getopt(argc, argv, "+w:s:d:h:r:e")) > 0) {
 		int value = optarg ? atoi(optarg) : 1;
 
 		if (c == '?')
 			return 2;
-		*(c == 'w' ? &wait_ms : c == 's' ? &piece : c == 'd' ? &pause_ms : c == 'h' ? &hang_ms : &end_side) = value;
+		*(c == 'w' ? &wait_ms : c == 's' ? &piece : c == 'd' ? &pause_ms : c == 'h' ? &hang_ms : c == 'r' ? &deaf_ms : &end_side) = value;
 	}
 	argc -= optind;
 	argv += optind;
@@ -368,6 +369,6 @@ int main(int argc, char **argv)
 		return fuzz(argv[0], strtoull(argv[2], NULL, 10), atol(argv[3]));
 	if (argc == 6 && !strcmp(argv[1], "load"))
 		return load(argv[0], atoi(argv[2]), atoi(argv[3]), atol(argv[4]), argv[5]);
-	fprintf(stderr, "usage: http_raw [-w MS] [-s BYTES] [-d MS] [-h MS] [-e] ADDRESS [fuzz SEED N | load IDLE STREAMS GAPS FILE]\n");
+	fprintf(stderr, "usage: http_raw [-w MS] [-s BYTES] [-d MS] [-h MS] [-r MS] [-e] ADDRESS [fuzz SEED N | load IDLE STREAMS GAPS FILE]\n");
 	return 2;
 }
