@@ -525,6 +525,7 @@ int td_cmd_chat(int argc, char **argv)
 		goto out;
 	code = TD_EXIT_USAGE;
 	c.terminal &= !c.json;
+	c.common.json = c.json;
 	if (words.n) {
 		fprintf(stderr, "tandem chat: '%s' is not an option; for one question there is tandem run\n", words.item[0]);
 		goto out;

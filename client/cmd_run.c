@@ -131,6 +131,7 @@ static int ask(struct run *r, const char *prompt)
 		request.prompt.n_messages = r->system ? 2 : 1;
 		request.prompt.thinking = (enum tandem_thinking)r->gen.thinking;
 	}
+	r->common.json = r->stream_json ? 2 : r->json;
 	t = td_common_connect(&r->common, "run", &code);
 	if (!t)
 		return code;

@@ -185,7 +185,8 @@ int td_cmd_status(int argc, char **argv)
 	}
 	s = waits ? fetch_ready(&c, wait_ms, &err) : fetch(&c, &err);
 	if (!s) {
-		td_say_error("status", &err);
+		c.json = json;
+		td_common_say_error(&c, "status", &err);
 		code = TD_EXIT_NO_DAEMON;
 		goto out;
 	}

@@ -108,7 +108,7 @@ static int encode(const struct tokenize *o, struct tandem *t, const struct td_li
 		prompt.text = text;
 	}
 	if (tandem_tokenize(t, &prompt, &ids, &err) || (!o->ids && !o->json && fetch_pieces(t, &ids, &list, &err))) {
-		code = td_say_error("tokenize", &err);
+		code = td_common_say_error(&o->common, "tokenize", &err);
 		goto out;
 	}
 	if (o->json)
@@ -171,7 +171,7 @@ static int decode(const struct tokenize *o, struct tandem *t, const struct td_li
 				putchar('\n');
 			code = TD_EXIT_OK;
 		} else {
-			code = td_say_error("tokenize", &err);
+			code = td_common_say_error(&o->common, "tokenize", &err);
 		}
 	}
 	free(text);
@@ -210,6 +210,7 @@ int td_cmd_tokenize(int argc, char **argv)
 	}
 	if (o.system_option && !(o.system = td_option_text(o.system_option, "system", "tokenize")))
 		goto out;
+	o.common.json = o.json;
 	t = td_common_connect(&o.common, "tokenize", &code);
 	if (!t)
 		goto out;

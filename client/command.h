@@ -50,9 +50,12 @@ int td_text_add(struct td_text *t, const char *more); /* -1: no memory, nothing 
 
 struct td_common { /* options of every command that talks to the daemon */
 	const char *socket, *tenant;
+	int json; /* 1: errors go to stdout as well, as {"error": ...}; 2: as an event of a stream */
 };
 enum { TD_COMMON_OPTIONS = 4 };
 void td_common_options(struct td_common *c, struct td_option table[TD_COMMON_OPTIONS]);
+/* td_say_error, and for a reader of stdout as c->json wants it. */
+int td_common_say_error(const struct td_common *c, const char *command, const struct tandem_error *e);
 /* NULL after telling why (with *code). */
 struct tandem *td_common_connect(const struct td_common *c, const char *command, int *code);
 

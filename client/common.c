@@ -95,10 +95,21 @@ struct tandem *td_common_connect(const struct td_common *c, const char *command,
 	struct tandem *t = tandem_connect(c->socket, &o, &err);
 
 	if (!t) {
-		td_say_error(command, &err);
+		td_common_say_error(c, command, &err);
 		*code = TD_EXIT_NO_DAEMON;
 	}
 	return t;
+}
+
+int td_common_say_error(const struct td_common *c, const char *command, const struct tandem_error *e)
+{
+	json_t *j = c->json ? td_json_error(e) : NULL;
+
+	if (c->json == 2)
+		json_object_set_new(j, "event", json_string("error"));
+	if (c->json)
+		td_json_print(c->json == 1 ? json_pack("{s:o}", "error", j) : j, JSON_COMPACT);
+	return td_say_error(command, e);
 }
 
 /* ---- generation options ------------------------------------------------------------------------------------------------------------ */

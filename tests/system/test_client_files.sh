@@ -81,3 +81,12 @@ code 0 tokenize --decode --json "$ids"
 n=$(echo "$ids" | tr ',' '\n' | wc -l)
 [ "$(cat "$OUT")" = "{\"n\":$n,\"text\":\"some text\"}" ] || fail "decoded: $(cat "$OUT")"
 stop
+
+# Without a daemon the error is an object, too.
+for c in "run --json hi" "status --json" "tokenize --json hi" "tokenize --json -d 1" "chat --json"; do
+	code 3 $c
+	[ "$(cat "$OUT")" = "$(grep '^{"error":{"code":"not_found","text":".*"}}$' "$OUT")" ] && [ -s "$OUT" ] || fail "tandem $c: not an error object: $(cat "$OUT")"
+	one_line "no daemon"
+done
+code 3 run --stream-json hi
+[ "$(cat "$OUT")" = "$(grep '^{"code":"not_found","text":".*","event":"error"}$' "$OUT")" ] && [ -s "$OUT" ] || fail "not an error event: $(cat "$OUT")"

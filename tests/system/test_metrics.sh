@@ -30,9 +30,11 @@ is "$T/m1" 'state{state="loading"}' 0
 is "$T/m1" 'worker_state{worker="target",state="ready"}' 1
 stop
 
-real --engine.slots=2 --http.socket="$T/http"
+real --engine.slots=2 --http.socket="$T/http" "--tenant idle.weight=2" "--tenant idle.uids=4000000"
 metrics "$T/m1"
 "$CHECK" "$T/m1" >/dev/null || fail "before the first request"
+is "$T/m1" 'requests_total{tenant="idle"}' 0
+"$TANDEM" status --json | tr -d ' \n' | grep -q '{"name":"idle","weight":2.0,' || fail "a tenant that asks nothing is not told"
 "$TANDEM" run --no-think -g --ignore-eos -n 24 "How do I list files?" >/dev/null || fail "run"
 "$TANDEM" run --no-think -g -n 24 --stop e "How do I list files?" >/dev/null || fail "run with a stop string"
 "$TANDEM" run -n 0 "x" >/dev/null 2>&1 && fail "max_tokens 0 was taken"
@@ -61,10 +63,10 @@ for stage in draft wait verify commit; do
 done
 
 # One that runs while the figures are read; its client hangs up.
-"$TANDEM" run --no-think --ignore-eos -n 400 "How do I list files?" >/dev/null 2>&1 &
+"$TANDEM" run --band batch --no-think --ignore-eos -n 400 "How do I list files?" >/dev/null 2>&1 &
 run=$!
 tries=0
-until metrics "$T/m3" && [ "$(value "$T/m3" "requests_running{$tenant,band=\"interactive\"}")" = 1 ]; do
+until metrics "$T/m3" && [ "$(value "$T/m3" "requests_running{$tenant,band=\"batch\"}")" = 1 ]; do
 	tries=$((tries + 1))
 	[ $tries -lt 200 ] || fail "the running request isn't told"
 	sleep 0.02
