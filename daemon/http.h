@@ -5,7 +5,7 @@
  *   http.c          one connection: heads, bodies, answers, time limits
  *   http_key.c      who asks, on a TCP connection
  *   http_routes.c   which path is what; all answers that need no generation
- *   openai_in.c     the JSON of a request becomes a Generate message
+ *   openai_in.c     the JSON of a request becomes a Generate message (openai_chat.c: what only chats have)
  *   http_generate.c a generation: jobs, choices, streams and whole answers
  *   openai_out.c    the JSON of answers
  *   answer.c        text of the model into thinking, content and calls of tools
