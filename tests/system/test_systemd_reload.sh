@@ -103,6 +103,24 @@ greet 0
 gen tag=1 ids=300,301
 until "tag=1 finish reason=2 stop=- prompt=2 output=5"
 END
+
+# ---- tenants come, change and go; a table that cannot be changes nothing
+n=$(lines 'reload: .* tenants are in use')
+printf '[tenant first]\nuids = %s\nweight = 3\n[tenants]\nunknown = refuse\n' "$(id -u)" >"$T/ini"
+tell reload
+said 'reload: .* tenants are in use' $((n + 1))
+echo 'greet 0' | "$TOOLS/rawclient" "$SOCK" >"$OUT" 2>"$T/err" || fail "$(cat "$T/err")"
+grep -q 'tenant=first' "$OUT" || fail "the new tenant is not there: $(cat "$OUT")"
+printf '[tenant first]\nuids = %s\n[tenant first]\nweight = none\n' "$(id -u)" >"$T/ini"
+n=$(lines 'reload: nothing changes: ')
+tell reload
+said 'reload: nothing changes: ' $((n + 1))
+echo 'greet 0' | "$TOOLS/rawclient" "$SOCK" >"$OUT" 2>"$T/err" && grep -q 'tenant=first' "$OUT" || fail "a wrong weight changed something"
+printf '[tenants]\nunknown = refuse\n' >"$T/ini"
+n=$(lines 'reload: .* tenants are in use')
+tell reload
+said 'reload: .* tenants are in use' $((n + 1))
+printf 'connect 0\nhello\nexpect "error code=permission_denied"\n' | "$TOOLS/rawclient" "$SOCK" >"$OUT" 2>"$T/err" || fail "nobody is refused: $(cat "$T/err")"
 tell stop
 see '^state inactive'
 manage_end

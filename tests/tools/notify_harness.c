@@ -4,7 +4,8 @@
  *   notify_harness FOLDER [name=value]... -- PROGRAM [ARGUMENT]...
  *
  * watchdog_ms, start_ms, stop_ms, store_max: as WatchdogSec, TimeoutStartSec, TimeoutStopSec, FileDescriptorStoreMax. abstract=1: the notify socket has no
- * path. unix=NAME:PATH and tcp=NAME:PORT: a listening socket that is passed under this name, made at once and kept (port 0: printed as "port NAME N").
+ * path. unix=NAME:PATH and tcp=NAME:PORT: a listening socket that is passed under this name, made at once and kept (port 0: printed as "port NAME N"); wide=: the
+ * same as tcp, not on loopback.
  *
  * Commands on standard input, one a line: start, stop (what is stored goes), restart (it stays), reload, signal N, store, quit, and to damage what is
  * stored under a name: `spoil WHAT NAME` (note_cut, note_bits, note_empty, foreign, short, pipe, double, alone, none, strange).
@@ -266,12 +267,12 @@ static void notify_open(void)
 		die(h.notify_path);
 }
 
-static void listen_at(int family, char *spec)
+static void listen_at(int family, in_addr_t where_ip, char *spec)
 {
 	char *where = strchr(spec, ':');
 	struct held *e = &h.socket[h.n_sockets++];
 	struct sockaddr_un un = {.sun_family = AF_UNIX};
-	struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+	struct sockaddr_in in = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(where_ip)};
 	socklen_t size = sizeof(in);
 	int rc;
 
@@ -625,9 +626,11 @@ static void option(char *arg)
 		die(arg);
 	*value++ = 0;
 	if (!strcmp(arg, "unix"))
-		listen_at(AF_UNIX, value);
+		listen_at(AF_UNIX, 0, value);
 	else if (!strcmp(arg, "tcp"))
-		listen_at(AF_INET, value);
+		listen_at(AF_INET, INADDR_LOOPBACK, value);
+	else if (!strcmp(arg, "wide"))
+		listen_at(AF_INET, INADDR_ANY, value);
 	else if (!strcmp(arg, "abstract"))
 		h.abstract = atoi(value);
 	else
