@@ -14,6 +14,7 @@ enum {
 	FILL_RATIO = 10, /* a stay that is cut short lasted at least so many times what filling its cache costs again */
 	KNOWN = 8, /* stays that must have ended before their length says something */
 	AVERAGE = 8, /* weight of the past in averages */
+	IDLE_US = 1000000, /* so long a stay may do nothing while somebody waits */
 };
 
 /* One that may be next, and what it is compared by. */
@@ -52,19 +53,20 @@ static void fifo_remove(struct td_fifo *f, struct td_entry *e)
 	f->n--;
 }
 
-static void suspects_add(struct td_queue *q, struct td_entry *e)
+/* Those apart: suspects and those that are held. */
+static void apart_add(struct td_queue *q, struct td_entry *e)
 {
-	struct td_entry **p = &q->suspects;
+	struct td_entry **p = e->held ? &q->held : &q->suspects;
 
-	while (*p && ((*p)->lone < e->lone || ((*p)->lone == e->lone && (*p)->number < e->number)))
+	while (!e->held && *p && ((*p)->lone < e->lone || ((*p)->lone == e->lone && (*p)->number < e->number)))
 		p = &(*p)->next;
 	e->next = *p;
 	*p = e;
 }
 
-static void suspects_remove(struct td_queue *q, struct td_entry *e)
+static void apart_remove(struct td_queue *q, struct td_entry *e)
 {
-	struct td_entry **p = &q->suspects;
+	struct td_entry **p = e->held ? &q->held : &q->suspects;
 
 	while (*p != e)
 		p = &(*p)->next;
@@ -281,8 +283,8 @@ void td_queue_add(struct td_queue *q, struct td_entry *e, uint64_t now_us)
 	e->next = e->prev = NULL;
 	f->queued++;
 	q->n++;
-	if (e->suspect) {
-		suspects_add(q, e);
+	if (e->suspect || e->held) {
+		apart_add(q, e);
 		return;
 	}
 	if (!waits_in(f, e->aged ? TD_BAND_INTERACTIVE : e->band))
@@ -297,8 +299,8 @@ void td_queue_remove(struct td_queue *q, struct td_entry *e)
 
 	if (!e->waiting)
 		return;
-	if (e->suspect) {
-		suspects_remove(q, e);
+	if (e->suspect || e->held) {
+		apart_remove(q, e);
 	} else {
 		fifo_remove(&f->fifo[e->band], e);
 		unlist_flow(q, f);
@@ -307,6 +309,13 @@ void td_queue_remove(struct td_queue *q, struct td_entry *e)
 	e->next = e->prev = NULL;
 	f->queued--;
 	q->n--;
+}
+
+void td_queue_release(struct td_queue *q, struct td_entry *e, uint64_t now_us)
+{
+	td_queue_remove(q, e);
+	e->held = 0;
+	td_queue_add(q, e, now_us);
 }
 
 /* ---- stays --------------------------------------------------------------------------------------------------------------------------- */
@@ -363,6 +372,11 @@ void td_queue_charge(struct td_queue *q, int slot, uint64_t us, int commit)
 		s->entry->suspect = 0;
 }
 
+void td_queue_idle(struct td_queue *q, int slot, uint64_t since_us)
+{
+	q->stay[slot].idle_us = since_us;
+}
+
 void td_queue_leave(struct td_queue *q, int slot)
 {
 	q->leaving += !q->stay[slot].leaving;
@@ -408,7 +422,11 @@ static int gives_way(const struct td_queue *q, const struct td_stay *s, const st
 	const struct td_flow *u = s->flow, *t = p->e->flow;
 	int beyond;
 
-	if (!s->entry || s->leaving || s->entry->suspect || !s->commits || s->charged_us < q->quantum_us || s->charged_us < FILL_RATIO * s->fill_us)
+	if (!s->entry || s->leaving || s->entry->suspect)
+		return 0;
+	if (s->idle_us && q->now_us >= s->idle_us + IDLE_US)
+		return 1;
+	if (!q->quantum_us || q->in_order || !s->commits || s->charged_us < q->quantum_us || s->charged_us < FILL_RATIO * s->fill_us)
 		return 0;
 	if (s->band != p->band)
 		return s->band > p->band;
@@ -424,8 +442,9 @@ int td_queue_cut(struct td_queue *q, uint64_t now_us)
 	double weights;
 	int lacks, best = -1;
 
-	if (!q->quantum_us || !q->n || q->leaving || q->suspects || q->in_order || suspect_runs(q))
+	if (!q->n_waiting || q->leaving || q->suspects || suspect_runs(q))
 		return -1;
+	q->now_us = now_us;
 	choose(q, now_us, &first);
 	if (!first.e)
 		return -1;
@@ -438,7 +457,7 @@ int td_queue_cut(struct td_queue *q, uint64_t now_us)
 
 		if (!s->flow || !gives_way(q, s, &first, lacks, weights))
 			continue;
-		if (!b || s->band > b->band || (s->band == b->band && s->flow->clock_us > b->flow->clock_us) ||
+		if (!b || (s->idle_us && !b->idle_us) || s->band > b->band || (s->band == b->band && s->flow->clock_us > b->flow->clock_us) ||
 		    (s->flow == b->flow && s->band == b->band && s->entry->number > b->entry->number))
 			best = i;
 	}
@@ -448,6 +467,7 @@ int td_queue_cut(struct td_queue *q, uint64_t now_us)
 		first.e->overtaken = OVERTAKES; /* or it would be overtaken by the one that makes room */
 	td_queue_leave(q, best);
 	q->stay[best].cut = 1;
+	q->stay[best].entry->held = q->stay[best].idle_us > 0;
 	return best;
 }
 
@@ -499,7 +519,7 @@ int td_queue_ahead(const struct td_queue *q, const struct td_entry *e, int rank)
 
 	for (const struct td_entry *s = q->suspects; s && s != e; s = s->next)
 		n++;
-	if (e->suspect)
+	if (e->suspect || e->held)
 		return n;
 	if (q->in_order)
 		return n + older(q, e);

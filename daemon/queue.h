@@ -16,6 +16,8 @@
  * A request that lacks pages is overtaken a bounded number of times; then pages are kept for it. Suspects (of killing workers) wait apart: they
  * go first, alone.
  *
+ * A stay that does no work, since its client does not read, gives way to whoever waits; its request waits apart, held, until it can go on.
+ *
  * Who owns: entries, flows are the caller's; the queue only links them. A flow must outlive its entries and stays.
  * What must never happen: a request lost or in two places; a slot that stays empty while some request may start; a stay cut short before it lasted a quantum.
  */
@@ -41,6 +43,7 @@ struct td_entry {
 	int aged; /* of batch, waited long: counts as interactive */
 	int overtaken; /* how often others took pages that it waits for */
 	int suspect, lone;
+	int held; /* nothing may start it for now: it waits apart */
 	uint64_t queued_us; /* waits since */
 };
 
@@ -77,6 +80,7 @@ struct td_stay {
 	int pages, commits;
 	int leaving; /* the worker was told to stop it */
 	int cut; /* ... to make room for another: it goes on later */
+	uint64_t idle_us; /* does no work since; 0: works */
 	uint64_t charged_us, fill_us; /* fill: up to its first token */
 	double expected_us;
 };
@@ -90,6 +94,7 @@ struct td_queue {
 	struct td_flow *waiting[TD_QUEUE_FLOWS]; /* those with entries in their FIFOs, in no order */
 	int n_waiting;
 	struct td_entry *suspects; /* by (lone, number) */
+	struct td_entry *held; /* in no order */
 	int n; /* entries that wait */
 	struct td_stay stay[TD_QUEUE_SLOTS];
 	int used, leaving, pages_used;
@@ -102,7 +107,7 @@ struct td_queue {
 	uint64_t n_ended;
 };
 
-/* A request arrives or comes back: to its place by number in its flow's FIFO, or among the suspects. */
+/* A request arrives or comes back: to its place by number in its flow's FIFO, or among the suspects or those that are held. */
 void td_queue_add(struct td_queue *q, struct td_entry *e, uint64_t now_us);
 void td_queue_remove(struct td_queue *q, struct td_entry *e); /* it waits no longer */
 /* Who may start now, given free slots and pages; NULL: nobody. */
@@ -111,6 +116,8 @@ int td_queue_free_slot(const struct td_queue *q); /* -1: none */
 void td_queue_start(struct td_queue *q, struct td_entry *e, int slot); /* what td_queue_next said */
 /* Device time used in a slot; `commit`: tokens came of it. */
 void td_queue_charge(struct td_queue *q, int slot, uint64_t us, int commit);
+void td_queue_idle(struct td_queue *q, int slot, uint64_t since_us); /* nothing is done there for now; 0: it is again */
+void td_queue_release(struct td_queue *q, struct td_entry *e, uint64_t now_us); /* a held one may start again */
 void td_queue_leave(struct td_queue *q, int slot); /* the worker is, or will be, told to stop what runs there */
 /* The slot is free; its entry, if it is to wait again, is added after this. lasted_us: since its start, 0 = that says nothing. */
 void td_queue_free(struct td_queue *q, int slot, uint64_t lasted_us);

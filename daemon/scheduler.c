@@ -90,6 +90,20 @@ static int start_next(struct td_daemon *d)
 	return 1;
 }
 
+/* Requests that lost their slot because their clients did not read: those whose clients do again wait as others do. */
+static void release_held(struct td_daemon *d)
+{
+	struct td_entry *next;
+
+	for (struct td_entry *e = d->queue.held; e; e = next) {
+		const struct td_session *s = td_request_of(e)->session;
+
+		next = e->next;
+		if (!s || !s->blocked)
+			td_queue_release(&d->queue, e, td_now_us());
+	}
+}
+
 /* A request that had its turn makes room for one that waits: told as a cancel to the target, and not at all to its client. */
 static void cut_one(struct td_daemon *d)
 {
@@ -98,8 +112,8 @@ static void cut_one(struct td_daemon *d)
 	if (slot < 0)
 		return;
 	d->slot[slot].cancel = 1;
-	td_log(TD_LOG_DEBUG, "request %llu is interrupted after %.1f ms of device time: others are behind", (unsigned long long)request_in(d, slot)->number,
-	       (double)d->queue.stay[slot].charged_us / 1000);
+	td_log(TD_LOG_DEBUG, "request %llu is interrupted after %.1f ms of device time: %s", (unsigned long long)request_in(d, slot)->number,
+	       (double)d->queue.stay[slot].charged_us / 1000, d->queue.stay[slot].idle_us ? "its client does not read, and others wait" : "others are behind");
 }
 
 /* 1 when the target had to be told something about this slot. */
@@ -118,6 +132,7 @@ static int settle(struct td_daemon *d, int i)
 	pause = r && r->stream && r->session && r->session->blocked;
 	if (!s->cancel && pause != s->pause_told && push(d, pause ? TD_REC_PAUSE : TD_REC_RESUME, i, s->run)) {
 		s->pause_told = pause;
+		td_queue_idle(&d->queue, i, pause ? td_now_us() : 0);
 		told = 1;
 	}
 	return told;
@@ -129,6 +144,7 @@ void td_scheduler_run(struct td_daemon *d)
 
 	if (!td_supervisor_serving(d))
 		return;
+	release_held(d);
 	while (start_next(d))
 		told = 1;
 	cut_one(d);

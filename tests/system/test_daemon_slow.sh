@@ -64,4 +64,24 @@ total tag=9
 END
 totals | grep -q ' n=4000 gap=0 ' || fail "tokens were lost after the drop"
 stop
+
+# The only slot is not kept for one that doesn't read: another request gets it, and the slow one goes on when it reads again.
+start --limits.output_buffer=16K --limits.slow_reader_s=60 --engine.slots=1
+raw <<'END'
+greet 1
+greet 0 rcvbuf=4096
+gen tag=1 ids=300,301,302 max_tokens=4000 ignore_eos=1 logprobs=20
+expect "accepted"
+use 1
+sleep 400
+gen tag=5 ids=400 max_tokens=500 ignore_eos=1
+until "tag=5 finish reason=2"
+wait_status "used=0 queued=1"
+use 0
+until "tag=1 finish reason=2 stop=- prompt=3 output=4000"
+total tag=1
+END
+totals | grep -q ' n=4000 gap=0 ' || fail "tokens of the slow one were lost"
+grep -q 'its client does not read, and others wait' "$LOG" || fail "nothing was interrupted: the test has nothing to test"
+stop
 echo "slow readers are bounded"

@@ -15,7 +15,7 @@ enum where { NOWHERE, WAITS, RUNS };
 static struct sim s;
 static struct td_entry entry[REQUESTS];
 static enum where where[REQUESTS];
-static int deaths[REQUESTS];
+static int deaths[REQUESTS], idle_cuts;
 
 static struct td_entry *any(enum where w)
 {
@@ -101,9 +101,14 @@ static void op_cut(void)
 
 	if (slot < 0)
 		return;
+	assert_non_null(s.q.stay[slot].entry);
+	assert_int_equal(s.q.stay[slot].entry->held, s.q.stay[slot].idle_us > 0);
+	if (s.q.stay[slot].idle_us && s.now_us >= s.q.stay[slot].idle_us + US) {
+		idle_cuts++;
+		return;
+	}
 	assert_true(s.q.stay[slot].charged_us >= s.q.quantum_us);
 	assert_true(s.q.stay[slot].commits > 0);
-	assert_non_null(s.q.stay[slot].entry);
 	s.cuts++;
 }
 
@@ -151,6 +156,17 @@ static void op_death(void)
 	}
 }
 
+/* Clients that don't read, or read again. */
+static void op_idle(void)
+{
+	int i = (int)sim_random(&s, 0, (uint64_t)s.q.slots - 1);
+
+	if (s.q.stay[i].flow)
+		td_queue_idle(&s.q, i, sim_random(&s, 0, 1) ? s.now_us : 0);
+	if (s.q.held && sim_random(&s, 0, 1))
+		td_queue_release(&s.q, s.q.held, s.now_us);
+}
+
 static void op_configure(void)
 {
 	struct td_flow *f = &s.flow[sim_random(&s, 0, (uint64_t)s.n_flows - 1)];
@@ -182,7 +198,7 @@ static void check(int step)
 
 static void random_run(uint64_t seed, int in_order)
 {
-	static void (*const op[])(void) = {op_arrive, op_arrive, op_arrive, op_work, op_work, op_work, op_done, op_cut, op_cancel_waiting, op_cancel_running};
+	static void (*const op[])(void) = {op_arrive, op_arrive, op_arrive, op_work, op_work, op_work, op_done, op_cut, op_idle, op_cancel_waiting, op_cancel_running};
 
 	sim_init(&s, seed, 1 + (int)(seed % 6), 64);
 	s.q.in_order = in_order;
@@ -207,6 +223,8 @@ static void random_run(uint64_t seed, int in_order)
 		s.flow[i].max_running = 0;
 	for (int step = 0; s.q.n || s.q.used; step++) {
 		assert_true(step < 100000);
+		if (s.q.held)
+			td_queue_release(&s.q, s.q.held, s.now_us);
 		op_work();
 		op_done();
 		check(step);
@@ -222,7 +240,8 @@ static void test_random(void **state)
 		random_run(seed, seed % 10 == 0);
 		cuts += s.cuts;
 	}
-	printf("30 runs of 4000 operations, %lu interruptions among them\n", cuts);
+	printf("30 runs of 4000 operations, %lu interruptions among them, and %d of those that did nothing\n", cuts, idle_cuts);
+	assert_true(idle_cuts > 20);
 	assert_true(cuts > 20);
 }
 
