@@ -2,7 +2,7 @@
 # Installs what building and testing tandem needs on Debian (as root, or through sudo), and nothing when all of it is there.
 set -e
 packages="build-essential pkg-config libuv1-dev libnanomsg-dev libprotobuf-c-dev protobuf-c-compiler libopenblas-dev libpcre2-dev
-libutf8proc-dev libjansson-dev libinih-dev libhttp-parser-dev libxxhash-dev uthash-dev libedit-dev libcmocka-dev procps"
+libutf8proc-dev libjansson-dev libinih-dev libhttp-parser-dev libxxhash-dev uthash-dev libedit-dev libcmocka-dev procps curl"
 missing=
 for p in $packages; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
