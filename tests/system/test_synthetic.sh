@@ -7,7 +7,7 @@ real() {
 	start --engine.drafter_worker="$BIN/tandem-drafter" "$@" # the tokenizer is found
 }
 ask() {
-	timeout 90 "$BIN/tandem" run --socket "$SOCK" --max-tokens 24 "list the files" >"$1" 2>&1
+	timeout 90 "$BIN/tandem" run --quiet --socket "$SOCK" --max-tokens 24 "list the files" >"$1" 2>&1
 }
 
 for weights in file bf16; do
