@@ -10,6 +10,8 @@
 
 #include "client/bench.h"
 
+enum { LOOK_MS = 200 /* Ctrl-C that comes just before poll() is seen after that */ };
+
 volatile sig_atomic_t td_bench_interrupted;
 
 static void on_interrupt(int sig)
@@ -20,7 +22,7 @@ static void on_interrupt(int sig)
 
 void td_bench_catch_interrupt(void)
 {
-	struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: poll() must end */
+	struct sigaction sa = {.sa_handler = on_interrupt}; /* without SA_RESTART: poll() ends at once */
 
 	sigemptyset(&sa.sa_mask);
 	sigaction(SIGINT, &sa, NULL);
@@ -173,7 +175,7 @@ static int drive(struct td_bench *b, const struct td_bench_answer *a, size_t n)
 		for (i = 0; i < n; i++)
 			p[i] = (struct pollfd){.fd = a[i].done ? -1 : tandem_fd(b->t[i]),
 					       .events = POLLIN | (tandem_want(b->t[i]) & TANDEM_WRITE ? POLLOUT : 0)};
-		poll(p, n, -1);
+		poll(p, n, LOOK_MS);
 	}
 	free(p);
 	return rc;
