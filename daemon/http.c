@@ -538,9 +538,9 @@ static void finish(struct td_session *s, const struct td_request *r)
 
 static void error(struct td_session *s, uint64_t tag, const struct td_error *e, uint32_t retry_ms)
 {
-	struct td_http *h = state_of(s);
+	struct td_http *h = s->state == TD_SES_OPEN ? state_of(s) : NULL;
 
-	if (!h || s->state != TD_SES_OPEN)
+	if (!h)
 		return;
 	if (h->call) {
 		h->close_after |= !tag;

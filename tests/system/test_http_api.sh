@@ -110,6 +110,17 @@ post /v1/chat/completions "{$C, \"max_completion_tokens\": 3, \"temperature\": 0
 	\"n\": 2, \"deadline_ms\": 60000, \"band\": \"batch\", \"draft_tokens\": 2, \"cache\": false, \"response_format\": {\"type\": \"text\"}, \"tool_choice\": \"none\"}"
 has 'HTTP/1.1 200 ' '"index": 1' '"completion_tokens": 6'
 
+# Thinking apart; calls of tools (the prompt that is repeated shows how a call is written)
+post /v1/chat/completions '{"messages": [{"role": "user", "content": "Hello there"}], "chat_template_kwargs": {"enable_thinking": true}, "max_tokens": 9}'
+has '"content": "", "reasoning_content": "user\nHello there"' '"reasoning_tokens": 6'
+W='"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]'
+post /v1/chat/completions "{$C, $W}"
+has '"tool_calls": [{"id": "call_' '"name": "example_function_name", "arguments": "{\"example_parameter_1\": \"value_1\", ' '"finish_reason": "tool_calls"'
+post /v1/chat/completions "{$C, $W, \"stream\": true}"
+has '"tool_calls": [{"index": 0, "id": "call_' '{"index": 0, "function": {"arguments": "{\"example_parameter_1\": ' '"finish_reason": "tool_calls"'
+post /v1/chat/completions "{$C, $W, \"tool_choice\": \"none\"}"
+has '"content": "user\nHello there"'
+
 # Refusals, each under the name of what is wrong
 post /v1/completions '{"prompt": "a", "temperature": -1}' && refused 400 '"temperature"' invalid_argument
 post /v1/completions '{"prompt": "a", "temperature": "hot"}' && refused 400 '"temperature"' invalid_argument

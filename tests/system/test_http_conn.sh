@@ -61,6 +61,24 @@ has 'HTTP/1.1 200 '
 grep -q 'http.allow_remote' "$T/said" || fail "no word of http.allow_remote: $(cat "$T/said")"
 stop
 
+# All choices of a request wait or none; a connection too many is told so
+FAKE_TARGET=step_us=50000 start --http.socket="$H" --engine.slots=2 --limits.queue=3 --tandem.max_connections=1
+ask "$H" "-w 20000" /v1/completions '' '{"prompt": "Hello there", "max_tokens": 400, "ignore_eos": true, "n": 9}'
+has 'HTTP/1.1 429 ' 'Retry-After: ' '"type": "rate_limit_error"' '_full"'
+tries=0
+until printf 'GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' | "$TOOLS/http_raw" -w 20000 "$H" >"$OUT" &&
+	grep -q '^tandem_up 1' "$OUT" && ! grep -q '^tandem_requests_\(running\|waiting\){[^}]*} [1-9]' "$OUT"; do
+	tries=$((tries + 1))
+	[ $tries -lt 200 ] || fail "choices of a refused request stay"
+	sleep 0.05
+done
+printf '' | "$TOOLS/http_raw" -r 3000 -w 1 "$H" >/dev/null &
+sleep 1
+printf 'GET /health HTTP/1.1\r\nHost: x\r\n\r\n' | "$TOOLS/http_raw" -w 20000 "$H" >"$OUT"
+has 'HTTP/1.1 503 ' 'Retry-After: 1' 'max_connections'
+wait $!
+stop
+
 # Pings while a stream has nothing to say; an error in the middle of it
 FAKE_TARGET=step_us=700000 start --http.socket="$H" --http.ping_s=1
 ask "$H" "-w 30000" /v1/completions '' '{"prompt": "Hello there", "max_tokens": 400, "ignore_eos": true, "draft_tokens": 0, "n": 4, "stream": true, "deadline_ms": 3000}'
