@@ -5,7 +5,8 @@
  * message: size, fingerprint, checksums). They come back with $LISTEN_FDS. Both together or none: an arena without its note is worth nothing.
  * What comes back goes to the workers by the same way as after a worker's death, so it is the worker that looks at every checksum. Before that its
  * fingerprint must be that of the folder as it is now, for this build, backend and form: a new tandemd serves what the configuration names. Whatever else
- * is there is given up, and that is waited for (it may be all of a GPU's memory) before a worker starts.
+ * is there is given up, and that is waited for (it may be all of a GPU's memory) before a worker starts. A worker that does not get ready with what was kept
+ * is not given it a second time (supervisor.c).
  * What must never happen: that what was stored, however damaged, ends tandemd or keeps it from loading the files.
  */
 #include <fcntl.h>
@@ -223,7 +224,7 @@ void td_fdstore_keep(struct td_child *c)
 		close(fd[1]);
 }
 
-static void drop_one(struct td_child *c)
+void td_fdstore_drop(struct td_child *c)
 {
 	char name[32];
 
@@ -231,10 +232,4 @@ static void drop_one(struct td_child *c)
 	if (c->stored)
 		td_notify_send(&c->d->notify, NULL, 0, "FDSTOREREMOVE=1\nFDNAME=%s", name);
 	c->stored = 0;
-}
-
-void td_fdstore_drop(struct td_daemon *d)
-{
-	drop_one(&d->target);
-	drop_one(&d->drafter);
 }

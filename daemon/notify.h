@@ -66,7 +66,7 @@ int td_notify_take_socket(struct td_notify *n, const char *name, int family);
 /* What the predecessor left and still fits goes to both children, all else that was passed is given up: after the sockets were taken, before a worker starts. */
 void td_fdstore_take(struct td_daemon *d);
 void td_fdstore_keep(struct td_child *c); /* its arena may be a new one */
-void td_fdstore_drop(struct td_daemon *d); /* the arenas of both are worth nothing any more */
+void td_fdstore_drop(struct td_child *c); /* its arena is worth nothing any more */
 
 /* ---- reload.c ---------------------------------------------------------------------------------------------------------------------- */
 

@@ -185,6 +185,27 @@ static void take_along(struct td_child *c)
 		td_child_kill(o, TD_E_STALE, "under MPS a fault of the GPU is both workers'");
 }
 
+static void arena_forget(struct td_child *c)
+{
+	if (c->arena_fd >= 0)
+		close(c->arena_fd);
+	if (c->arena)
+		tandem__worker__arena__free_unpacked(c->arena, NULL);
+	c->arena = NULL;
+	c->arena_fd = -1;
+}
+
+/* What came from the service manager gets one try: a worker that failed with it might fail with it for ever, for want of memory beside it, for example. The files are
+ * those that it was held against when tandemd started. */
+static void give_up_kept(struct td_child *c)
+{
+	if (!c->arena || c->ever_ready || c->why == TD_E_STALE)
+		return;
+	td_log(TD_LOG_WARN, "the %s did not get ready with the weights that are in memory: they are given up", c->name);
+	arena_forget(c);
+	td_fdstore_drop(c);
+}
+
 void td_child_gone(struct td_child *c)
 {
 	struct td_daemon *d = c->d;
@@ -204,6 +225,7 @@ void td_child_gone(struct td_child *c)
 	take_along(c);
 	if (was_ready)
 		raise_epoch(d);
+	give_up_kept(c);
 	if (c->why != TD_E_STALE)
 		note_failure(c, at_work);
 	td_supervisor_check(d, td_now_us());
@@ -430,21 +452,12 @@ int td_supervisor_open(struct td_daemon *d, struct td_error *err)
 	return 0;
 }
 
-static void arena_forget(struct td_child *c)
-{
-	if (c->arena_fd >= 0)
-		close(c->arena_fd);
-	if (c->arena)
-		tandem__worker__arena__free_unpacked(c->arena, NULL);
-	c->arena = NULL;
-	c->arena_fd = -1;
-}
-
 void td_supervisor_forget_arenas(struct td_daemon *d)
 {
-	td_fdstore_drop(d);
 	arena_forget(&d->target);
 	arena_forget(&d->drafter);
+	td_fdstore_drop(&d->target);
+	td_fdstore_drop(&d->drafter);
 }
 
 static void child_close(struct td_child *c)

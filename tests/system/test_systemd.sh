@@ -1,4 +1,4 @@
-# limit: 90
+# limit: 180
 # tandemd under a service manager: readiness not before the workers', load in the status line, watchdog, failing starts, drain. The manager is
 # tests/tools/notify_harness.c; the workers are fake.
 . "$(dirname "$0")/daemon_lib.sh"

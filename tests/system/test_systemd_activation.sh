@@ -1,4 +1,4 @@
-# limit: 60
+# limit: 120
 # Listening sockets come from the service manager: by name, or by what they are; who connects before the start, or during a restart, waits and is served.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/systemd_lib.sh"

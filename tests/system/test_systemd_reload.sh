@@ -1,4 +1,4 @@
-# limit: 60
+# limit: 120
 # SIGHUP: settings that may change do, the others are named and stay; a wrong file changes nothing; no running request notices; what overrides the file still does.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/systemd_lib.sh"

@@ -1,4 +1,4 @@
-# limit: 120
+# limit: 240
 # A restart of tandemd keeps the weights in memory: the service manager holds the arenas meanwhile. What it gives back is believed only as far as it can be checked:
 # other files, and a store that was damaged in any way, mean loading, never a failure or another answer. The workers and the model are the real (tiny) ones.
 . "$(dirname "$0")/daemon_lib.sh"
@@ -98,4 +98,17 @@ tell start
 serves 0 0 "a start after a stop"
 manage_end
 ! grep -q 'cannot be had\|is gone' "$LOG" || [ "$(grep -c 'is gone' "$LOG")" = 1 ] || fail "a worker failed: $(grep 'is gone' "$LOG")"
+
+# ---- a worker that fails with what was kept is not given it again
+rm -f "$T/answer"
+export TANDEM_FAULT=target.load.crash # of each tandemd's first worker
+manage stop_ms=60000 start_ms=60000 -- --engine.threads=1 --engine.context=256 --engine.slots=2
+tell start
+serves 0 0 "a crash while loading"
+tell restart
+serves 0 1 "a crash while taking over"
+grep -q 'did not get ready with the weights that are in memory' "$LOG" || fail "the log does not say that they are given up"
+tell store
+see '^stored 4'
+manage_end
 echo "weights outlive the daemon, damage does not"
