@@ -331,15 +331,18 @@ static void cancels(void)
 {
 	static struct ask a, b, want;
 	struct ask *list = &want;
+	static const int after[] = {0, 1, 3, 4, 7, 2, 3, 5, 6, 8}; /* 1 or 3: the last edge was computed, and the drafter is behind */
 	int n = 3 * unit + 21, hit = 0;
 
 	pair_new_epoch(&kept);
 	ask(&want, text(5), n, 15);
 	run(&plain, &list, 1);
-	for (int steps = 0; steps < 9; steps += 2 - full) {
-		kept.lazy = steps >> 1 & 1;
+	for (int turn = 0; turn < 5 + 5 * full; turn++) {
+		int steps = after[turn];
+
+		kept.lazy = steps != 4;
 		ask(&a, text(5), n, 15);
-		a.r.tenant = (uint64_t)steps / 3; /* now and then from the beginning */
+		a.r.tenant = turn == 4 ? (uint64_t)turn - 1 : (uint64_t)turn; /* mostly from the beginning */
 		a.r.ids = a.ids;
 		a.r.out = a.out;
 		pair_submit(&kept, &a.r, 0);

@@ -155,6 +155,10 @@ static void reset(void)
 {
 	for (int s = 0; s < SLOTS; s++)
 		end(s);
+	if (any(2)) {
+		assert_int_equal(td__prefix_room(tree, PAGES), 0);
+		assert_int_equal(td__prefix_states(tree), 0); /* they went with their pages */
+	}
 	td__prefix_clear(tree);
 	assert_int_equal(td__pages_free(pages), PAGES);
 	assert_int_equal(td__pages_idle(pages), 0);
