@@ -170,6 +170,15 @@ void td_http_stream_end(struct td_http *h, int close_after)
 	message_over(h);
 }
 
+char *td_http_take_body(struct td_http *h, size_t *n)
+{
+	char *body = h->body ? h->body : strdup("");
+
+	*n = h->body_n;
+	h->body = NULL;
+	return body;
+}
+
 void td_http_wait(struct td_http *h)
 {
 	h->stage = TD_HTTP_ANSWER;

@@ -76,6 +76,7 @@ void td_http_answer_error(struct td_http *h, int status, const struct td_error *
 void td_http_stream_begin(struct td_http *h); /* 200, text/event-stream */
 void td_http_stream_write(struct td_http *h, const char *data, size_t n);
 void td_http_stream_end(struct td_http *h, int close_after); /* the message is over */
+char *td_http_take_body(struct td_http *h, size_t *n); /* the caller's to free; NULL: no memory, *n is 0 then */
 /* The message's answer will come later: nothing more is taken from the client till then. */
 void td_http_wait(struct td_http *h);
 

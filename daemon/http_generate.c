@@ -584,9 +584,7 @@ void td_http_generate(struct td_http *h, int chat)
 		return;
 	}
 	g->chat = chat;
-	g->body = h->body ? h->body : strdup("");
-	g->n = h->body_n;
-	h->body = NULL;
+	g->body = td_http_take_body(h, &g->n);
 	g->job.run = run;
 	g->job.done = done;
 	g->job.number = ++s->d->next_request;

@@ -17,7 +17,8 @@ static void put_model(struct td__text *t, const struct td_daemon *d)
 {
 	td__text_puts(t, "{\"id\": ");
 	td_json_string(t, d->model.name, strlen(d->model.name));
-	td_json_format(t, ", \"object\": \"model\", \"created\": %lld, \"owned_by\": \"tandem\", \"max_model_len\": %d}", (long long)time(NULL) - (long long)((td_now_us() - d->started_us) / 1000000), d->model.shm.context);
+	td_json_format(t, ", \"object\": \"model\", \"created\": %lld, \"owned_by\": \"tandem\", \"max_model_len\": %d}",
+		       (long long)time(NULL) - (long long)((td_now_us() - d->started_us) / 1000000), d->model.shm.context);
 }
 
 static void models(struct td_http *h)
@@ -240,9 +241,7 @@ static void begin(struct td_http *h, int back)
 		return;
 	}
 	t->back = back;
-	t->body = h->body ? h->body : strdup("");
-	t->n = h->body_n;
-	h->body = NULL;
+	t->body = td_http_take_body(h, &t->n);
 	t->job.run = run;
 	t->job.done = done;
 	td_http_wait(h);

@@ -92,15 +92,15 @@ stop
 
 # Slow readers: what waits is bounded, and nothing is lost; for too long: the end
 LONG='{"prompt": "Hello there", "max_tokens": 3000, "ignore_eos": true, "stream": true, "n": 4}'
-FAKE_TARGET=step_us=0 FAKE_DRAFTER=step_us=0 start --http.socket="$H" --limits.output_buffer=16384 --limits.slow_reader_s=4
-ask "$H" "-r 1500 -w 30000" /v1/completions '' "$LONG"
+FAKE_TARGET=step_us=0 FAKE_DRAFTER=step_us=0 start --http.socket="$H" --limits.output_buffer=16384 --limits.slow_reader_s=2
+ask "$H" "-r 1000 -w 30000" /v1/completions '' "$LONG"
 has '[DONE]' '"index": 3, "text": "", "logprobs": null, "finish_reason": "length"'
 grep -q 'reads slowly' "$LOG" || fail "nobody was slow"
 words=$(grep -o '"text": "[^"]*"' "$OUT" | grep -o 'Hello\|there' | wc -l)
 [ "$words" = 12000 ] || fail "$words words came of 12000"
-ask "$H" "-r 9000 -w 30000" /v1/completions '' "$LONG"
+ask "$H" "-r 5500 -w 30000" /v1/completions '' "$LONG"
 hasnt '[DONE]'
-grep -q 'has not read for 4 s' "$LOG" || fail "a reader that sleeps is not dropped"
+grep -q 'has not read for 2 s' "$LOG" || fail "a reader that sleeps is not dropped"
 stop
 
 # Many: idle ones are kept, streams are served, memory stays
