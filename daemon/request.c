@@ -284,8 +284,8 @@ struct td_request *td_request_create(const struct td_daemon_config *c, const str
 	r->cache = g->cache;
 	r->band = !g->has_band ? -1 : g->band == TANDEM__BAND__BATCH ? TD_BAND_BATCH : TD_BAND_INTERACTIVE;
 	/* The cheap checks come first: a request that fails them is not worth the tokenising. */
-	if (read_numbers(c, s, &r->sampling, err) || read_bias(m, s, &r->sampling, err) || read_stops(m, s, g->constraint != NULL, r, err) || read_constraint(m, g, r, err) ||
-	    read_prompt(m, g, &ids, err))
+	if (read_numbers(c, s, &r->sampling, err) || read_bias(m, s, &r->sampling, err) ||
+	    read_stops(m, s, g->constraint != NULL, r, err) || read_constraint(m, g, r, err) || read_prompt(m, g, &ids, err))
 		goto refused;
 	td_commitlog_init(&r->log, ids.id, (int)ids.n, r->sampling.logprobs);
 	ids.id = NULL;

@@ -48,7 +48,7 @@ struct td_gnode {
 	uint8_t op, lo, hi, pad;
 	uint16_t a, b;
 };
-struct td_gcount { /* as long as a node; the op's place is in `least`, so a count is at most 2^24 */
+struct td_gcount { /* as long as a node; the op's place is in `least`, so a least count is below 2^24 */
 	uint32_t least; /* low byte TD_G_COUNT, then the number */
 	uint32_t most;
 };

@@ -21,7 +21,8 @@ int td_gb_finish(struct td_gbuild *b, int start, uint8_t **bytes, size_t *n, str
 	*n = 0;
 	if (b->full || all > TD_GRAMMAR_MAX) {
 		free(b);
-		return td_error_set(err, TD_E_SCHEMA, "what the output must be takes more than %d bytes once compiled: fewer properties, enum values or shorter repeats are needed",
+		return td_error_set(err, TD_E_SCHEMA,
+				    "what the output must be takes more than %d bytes once compiled: fewer properties, enum values or shorter repeats are needed",
 				    TD_GRAMMAR_MAX);
 	}
 	out = malloc(all);

@@ -79,8 +79,8 @@ int td__schema_count(struct td__schema *c, json_t *s, const char *keyword, uint3
 		return 0;
 	if (!json_is_number(v) || number < 0 || number != (double)(int64_t)number)
 		return broken(c, keyword, "is no whole number from 0 on");
-	if (number > 1 << 24)
-		return td__schema_refuse(c, keyword, "is more than 16777216");
+	if (number >= 1 << 24)
+		return td__schema_refuse(c, keyword, "is not below 16777216");
 	*out = (uint32_t)number;
 	return 0;
 }
@@ -252,7 +252,8 @@ static int alone(struct td__schema *c, json_t *s, const char *keyword, int with_
 		int rc;
 
 		if (strcmp(keywords[i].name, keyword) && !(with_type && !strcmp(keywords[i].name, "type")) && json_object_get(s, keywords[i].name) &&
-		    !says_nothing(keywords[i].name, json_object_get(s, keywords[i].name)) && (rc = td__schema_refuse(c, keywords[i].name, "can't be enforced beside enum, const or $ref")))
+		    !says_nothing(keywords[i].name, json_object_get(s, keywords[i].name)) &&
+		    (rc = td__schema_refuse(c, keywords[i].name, "can't be enforced beside enum, const or $ref")))
 			return rc;
 	}
 	return 0;

@@ -31,7 +31,7 @@ static size_t usable(const struct td_tokenizer *t, int id, const char **bytes)
 	return n;
 }
 
-static int write_vocab(const struct td_tokenizer *t, int n, uint8_t *out)
+static void write_vocab(const struct td_tokenizer *t, int n, uint8_t *out)
 {
 	struct head h = {MAGIC, (uint32_t)n};
 	uint32_t at = 0, *offset = (uint32_t *)(out + sizeof(h));
@@ -48,7 +48,6 @@ static int write_vocab(const struct td_tokenizer *t, int n, uint8_t *out)
 		at += (uint32_t)k;
 	}
 	offset[n] = at;
-	return 0;
 }
 
 int td_vocab_make(const struct td_tokenizer *t, int n_ids, int *fd, struct td_error *err)

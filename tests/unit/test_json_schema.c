@@ -159,6 +159,7 @@ static void refusals(void **unused)
 	refused("{\"type\":\"number\",\"exclusiveMinimum\":0}", "exclusiveMinimum");
 	refused("{\"type\":\"string\",\"minLength\":2,\"maxLength\":1}", "minLength");
 	refused("{\"type\":\"string\",\"minLength\":-1}", "minLength");
+	refused("{\"type\":\"string\",\"minLength\":16777216}", "minLength");
 	refused("{\"enum\":[]}", "enum");
 	refused("{\"enum\":[1],\"minimum\":0}", "minimum");
 	refused("{\"pattern\":\"(?=a)b\"}", "pattern");
