@@ -92,8 +92,8 @@ static int check_queues(const struct td_daemon *d, const struct td_tenant *t, st
 	int start = starts(d, f), most = d->cfg.queue, even = most / (d->queue.n_waiting + !f->at);
 
 	if (t->cfg.queue && f->queued >= t->cfg.queue + start)
-		return refuse(no, TD_E_TENANT_QUEUE, next_end_us(d, f->running), "%d requests of tenant %s are waiting, as many as its setting queue allows", f->queued,
-			      t->cfg.name);
+		return refuse(no, TD_E_TENANT_QUEUE, next_end_us(d, f->running), "%d requests of tenant %s are waiting, as many as its setting queue allows",
+			      f->queued, t->cfg.name);
 	if (d->queue.n >= most + slots_free(d) && (f->queued == d->queue.n || f->queued >= even))
 		return refuse(no, TD_E_QUEUE_FULL, next_end_us(d, d->queue.slots), "%d requests are waiting, as many as limits.queue allows", d->queue.n);
 	return 0;
@@ -107,7 +107,8 @@ static int check_all(const struct td_daemon *d, struct td_tenant *t, struct td_r
 	if (d->draining)
 		return refuse(no, TD_E_DRAINING, 0, "tandemd is ending and takes no new requests");
 	if (w)
-		return refuse(no, w->why == TD_E_MISMATCH ? TD_E_MISMATCH : TD_E_WORKER, RETRY_WORKER_MS * 1000, "the %s worker cannot be had: %s; it is tried again every 30 s", w->name, w->why_text);
+		return refuse(no, w->why == TD_E_MISMATCH ? TD_E_MISMATCH : TD_E_WORKER, RETRY_WORKER_MS * 1000,
+			      "the %s worker cannot be had: %s; it is tried again every 30 s", w->name, w->why_text);
 	ms = td_tenant_rate_wait(t, td_now_us());
 	if (ms)
 		return refuse(no, TD_E_TENANT_RATE, ms * UINT64_C(1000), "tenant %s has used up its %lld tokens per minute", t->cfg.name,

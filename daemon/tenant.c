@@ -298,7 +298,7 @@ struct td_tenant *td_tenant_by_peer(struct td_tenants *t, int fd, const char *as
 	gid[n++] = cred.gid;
 	x = find(t, cred.uid, gid, n, asked);
 	if (!x && t->unknown == TD_UNKNOWN_REFUSE) {
-		td_error_set(err, TD_E_PERMISSION, "user %u belongs to no tenant here: a section [tenant NAME] of the configuration has to name the user or one of the groups",
+		td_error_set(err, TD_E_PERMISSION, "user %u belongs to no tenant here: a section [tenant NAME] of the configuration has to name the user or a group",
 			     (unsigned)cred.uid);
 		return NULL;
 	}

@@ -208,9 +208,11 @@ int main(int argc, char **argv)
 	for (int i = 0; i < n_tenants; i++) {
 		struct tenant *t = &tenant[i];
 
-		printf("%s gpu_us=%llu tokens=%llu requests=%llu wait_p50=%.1f wait_p99=%.1f first_p50=%.1f first_p99=%.1f gap_p50=%.2f gap_p99=%.2f\n", t->name,
-		       (unsigned long long)(t->gpu_us - t->gpu_before), (unsigned long long)t->tokens, (unsigned long long)t->requests, percentile(&t->wait, 0.5), percentile(&t->wait, 0.99), percentile(&t->first, 0.5),
-		       percentile(&t->first, 0.99), percentile(&t->gap, 0.5), percentile(&t->gap, 0.99));
+		printf("%s gpu_us=%llu tokens=%llu requests=%llu", t->name, (unsigned long long)(t->gpu_us - t->gpu_before), (unsigned long long)t->tokens,
+		       (unsigned long long)t->requests);
+		printf(" wait_p50=%.1f wait_p99=%.1f", percentile(&t->wait, 0.5), percentile(&t->wait, 0.99));
+		printf(" first_p50=%.1f first_p99=%.1f", percentile(&t->first, 0.5), percentile(&t->first, 0.99));
+		printf(" gap_p50=%.2f gap_p99=%.2f\n", percentile(&t->gap, 0.5), percentile(&t->gap, 0.99));
 		tandem_close(t->c);
 	}
 	tandem_close(watch);

@@ -198,7 +198,8 @@ static void check(int step)
 
 static void random_run(uint64_t seed, int in_order)
 {
-	static void (*const op[])(void) = {op_arrive, op_arrive, op_arrive, op_work, op_work, op_work, op_done, op_cut, op_idle, op_cancel_waiting, op_cancel_running};
+	static void (*const op[])(void) = {op_arrive, op_arrive, op_arrive, op_work, op_work, op_work,
+					   op_done, op_cut, op_idle, op_cancel_waiting, op_cancel_running};
 
 	sim_init(&s, seed, 1 + (int)(seed % 6), 64);
 	s.q.in_order = in_order;
