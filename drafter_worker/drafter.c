@@ -1,9 +1,9 @@
 /*
  * drafter.c: the drafter's memory, and following the target's steps.
  *
- * The steps are taken strictly in order, and every entry is followed, also of a request that ended meanwhile: the prefix cache lends its pages to others,
- * who count on both workers' part of them. Only drafts for such a request are left out. A record that does not continue the context it names means that the two workers disagree on what is
- * committed: the worker ends (and both start afresh) rather than draft from a wrong context.
+ * The steps are taken strictly in order, and every entry is followed, also of a request that ended meanwhile: the prefix cache lends its pages to
+ * others, who count on both workers' part of them. Only drafts for such a request are left out. A record that does not continue the context it names
+ * means that the two workers disagree on what is committed: the worker ends (and both start afresh) rather than draft from a wrong context.
  */
 #include <stdlib.h>
 #include <string.h>
