@@ -4,8 +4,9 @@
  *   http_raw ADDRESS < bytes          sends standard input, prints what comes until the other side ends or nothing comes for a while
  *   http_raw ADDRESS fuzz SEED N      N mutations of valid requests, each on a connection of its own: an answer must be HTTP with a known status, or the
  *                                     connection must end; prints how often each status came
- *   http_raw ADDRESS load IDLE STREAMS TOKENS FILE
- *                                     IDLE connections that say nothing, STREAMS at once with the request in FILE: times between events, in microseconds
+ *   http_raw ADDRESS load IDLE STREAMS GAPS FILE
+ *                                     IDLE connections that say nothing, STREAMS at once with the request in FILE: times between events, in microseconds,
+ *                                     of GAPS of them at most
  * ADDRESS: a path, or 127.0.0.1:PORT. Options before it: -w MS (wait so long for more, 2000), -s BYTES (send so many at a time), -d MS (and pause so long),
  * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long).
  */
@@ -279,74 +280,105 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static int load(const char *address, int idle, int streams, long gaps_most, const char *file)
+/* What load() has open and measured; kept to the end of the process. */
+static struct {
+	int *silent, n_silent;
+	struct pollfd *p;
+	uint64_t *last;
+	int n_streams, open;
+	uint32_t *gap;
+	size_t n_gaps, most;
+} l;
+
+static void load_connect(const char *address, const char *file)
 {
 	FILE *f = fopen(file, "r");
-	struct rlimit rl = {65536, 65536};
-	size_t n, n_gaps = 0;
-	char *body = f ? read_all(f, &n) : NULL, head[256];
-	int *silent = calloc((size_t)idle + 1, sizeof(int)), open_streams = streams;
-	struct pollfd *p = calloc((size_t)streams, sizeof(*p));
-	uint64_t *last = calloc((size_t)streams, sizeof(*last));
-	uint32_t *gap = malloc((size_t)gaps_most * sizeof(*gap));
+	struct rlimit rl;
+	char *body, head[256];
+	size_t n;
 
-	if (!f || !silent || !p || !last || !gap)
+	if (!f)
 		die(file);
-	if (setrlimit(RLIMIT_NOFILE, &rl) && getrlimit(RLIMIT_NOFILE, &rl) == 0) {
+	body = read_all(f, &n);
+	fclose(f);
+	if (getrlimit(RLIMIT_NOFILE, &rl) == 0) {
 		rl.rlim_cur = rl.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &rl);
 	}
-	for (int i = 0; i < idle; i++)
-		silent[i] = dial(address);
+	for (int i = 0; i < l.n_silent; i++)
+		l.silent[i] = dial(address);
 	snprintf(head, sizeof(head), "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %zu\r\n\r\n", n);
-	for (int i = 0; i < streams; i++) {
-		p[i] = (struct pollfd){dial(address), POLLIN, 0};
-		if (send(p[i].fd, head, strlen(head), MSG_NOSIGNAL) < 0 || send(p[i].fd, body, n, MSG_NOSIGNAL) < 0)
+	for (int i = 0; i < l.n_streams; i++) {
+		l.p[i] = (struct pollfd){dial(address), POLLIN, 0};
+		if (send(l.p[i].fd, head, strlen(head), MSG_NOSIGNAL) < 0 || send(l.p[i].fd, body, n, MSG_NOSIGNAL) < 0)
 			die("send");
 	}
-	while (open_streams) {
-		static char buf[65536];
+	free(body);
+}
 
-		if (poll(p, (nfds_t)streams, 60000) <= 0) {
+/* Something came of stream i. 0 when it ended before its time. */
+static int load_read(int i)
+{
+	static char buf[65536];
+	ssize_t k = read(l.p[i].fd, buf, sizeof(buf) - 1);
+	uint64_t now = now_us();
+
+	buf[k > 0 ? k : 0] = 0;
+	if (k > 0 && l.last[i] && l.n_gaps < l.most)
+		l.gap[l.n_gaps++] = (uint32_t)(now - l.last[i]);
+	l.last[i] = now;
+	if (k > 0 && !strstr(buf, "[DONE]"))
+		return 1;
+	if (k <= 0 || !l.n_gaps) {
+		printf("a stream ended early: %.200s\n", buf);
+		return 0;
+	}
+	close(l.p[i].fd);
+	l.p[i].fd = -1;
+	l.open--;
+	return 1;
+}
+
+/* The idle connections were kept all the time. */
+static int idle_answer(void)
+{
+	static const char ask[] = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
+	char got[512];
+
+	for (int i = 0; i < l.n_silent; i += l.n_silent / 10 + 1)
+		if (send(l.silent[i], ask, sizeof(ask) - 1, MSG_NOSIGNAL) < 0 || read(l.silent[i], got, sizeof(got)) <= 0) {
+			printf("idle connection %d was closed\n", i);
+			return 0;
+		}
+	return 1;
+}
+
+static int load(const char *address, int idle, int streams, size_t most, const char *file)
+{
+	l.n_silent = idle;
+	l.n_streams = l.open = streams;
+	l.most = most;
+	l.silent = calloc((size_t)idle + 1, sizeof(*l.silent));
+	l.p = calloc((size_t)streams + 1, sizeof(*l.p));
+	l.last = calloc((size_t)streams + 1, sizeof(*l.last));
+	l.gap = malloc((most + 1) * sizeof(*l.gap));
+	if (!l.silent || !l.p || !l.last || !l.gap)
+		die("memory");
+	load_connect(address, file);
+	while (l.open) {
+		if (poll(l.p, (nfds_t)streams, 60000) <= 0) {
 			puts("a stream hangs");
 			return 1;
 		}
-		for (int i = 0; i < streams; i++) {
-			ssize_t k;
-
-			if (p[i].fd < 0 || !p[i].revents)
-				continue;
-			k = read(p[i].fd, buf, sizeof(buf) - 1);
-			buf[k > 0 ? k : 0] = 0;
-			if (k > 0 && last[i] && n_gaps < (size_t)gaps_most)
-				gap[n_gaps++] = (uint32_t)(now_us() - last[i]);
-			last[i] = now_us();
-			if (k <= 0 || strstr(buf, "[DONE]")) {
-				if (k <= 0 || !n_gaps) {
-					printf("a stream ended early: %.200s\n", buf);
-					return 1;
-				}
-				close(p[i].fd);
-				p[i].fd = -1;
-				open_streams--;
-			}
-		}
-	}
-	if (!n_gaps)
-		return 1;
-	qsort(gap, n_gaps, sizeof(*gap), by_value);
-	printf("gaps %zu p50 %u p99 %u max %u\n", n_gaps, gap[n_gaps / 2], gap[n_gaps * 99 / 100], gap[n_gaps - 1]);
-	if (idle) { /* they were kept all the time */
-		static const char ask[] = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n";
-		char got[512];
-
-		for (int i = 0; i < idle; i += idle / 10 + 1)
-			if (send(silent[i], ask, sizeof(ask) - 1, MSG_NOSIGNAL) < 0 || read(silent[i], got, sizeof(got)) <= 0) {
-				printf("idle connection %d was closed\n", i);
+		for (int i = 0; i < streams; i++)
+			if (l.p[i].fd >= 0 && l.p[i].revents && !load_read(i))
 				return 1;
-			}
 	}
-	return 0;
+	if (!l.n_gaps)
+		return 1;
+	qsort(l.gap, l.n_gaps, sizeof(*l.gap), by_value);
+	printf("gaps %zu p50 %u p99 %u max %u\n", l.n_gaps, l.gap[l.n_gaps / 2], l.gap[l.n_gaps * 99 / 100], l.gap[l.n_gaps - 1]);
+	return !idle_answer();
 }
 
 int main(int argc, char **argv)
@@ -368,7 +400,7 @@ int main(int argc, char **argv)
 	if (argc == 4 && !strcmp(argv[1], "fuzz"))
 		return fuzz(argv[0], strtoull(argv[2], NULL, 10), atol(argv[3]));
 	if (argc == 6 && !strcmp(argv[1], "load"))
-		return load(argv[0], atoi(argv[2]), atoi(argv[3]), atol(argv[4]), argv[5]);
+		return load(argv[0], atoi(argv[2]), atoi(argv[3]), (size_t)atol(argv[4]), argv[5]);
 	fprintf(stderr, "usage: http_raw [-w MS] [-s BYTES] [-d MS] [-h MS] [-r MS] [-e] ADDRESS [fuzz SEED N | load IDLE STREAMS GAPS FILE]\n");
 	return 2;
 }
