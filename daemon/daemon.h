@@ -12,7 +12,7 @@
  *   listener.c    socket, lock, accepting                commitlog.c   prompt, committed tokens, log-probabilities
  *   session.c     one connection (session.h)             textstream.c  tokens to text, stop strings
  *   frames.c      its bytes, as libtandem speaks         stream.c      what its client gets of a request
- *   dispatch.c    what a message asks for
+ *   dispatch.c    what a message asks for                http/         the other protocol (http/http.h)
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
  *   logpipe.c     what children print                    notify.c, fdstore.c, reload.c   the service manager (notify.h)
  *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
@@ -33,8 +33,8 @@
 #include <uthash.h>
 #include <uv.h>
 
+#include "daemon/http/http.h"
 #include "daemon/metrics.h"
-#include "daemon/http.h"
 #include "daemon/notify.h"
 #include "daemon/session.h"
 #include "daemon/tenant.h"

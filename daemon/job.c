@@ -2,7 +2,7 @@
  * job.c: the part of a message that takes long, which is tokenising, away from the loop.
  *
  * Short prompts are worked on at once: handing them to another thread costs more than the work. A job knows its session only as long as that is
- * open; the work itself touches the message, the model and the job's own copy of the settings, none of which changes meanwhile. HTTP's jobs (http_generate.c) also read
+ * open; the work itself touches the message, the model and the job's own copy of the settings, none of which changes meanwhile. HTTP's jobs (http/generate.c) also read
  * the JSON of their request there.
  */
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/answer.h"
+#include "daemon/http/answer.h"
 
 static char told[8192];
 static char last;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 
 static struct td_openai_request q;
 static struct td_error err;

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "daemon/daemon.h"
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 #include "engine/utf8.h"
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------------------ */

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/openai_impl.h"
+#include "daemon/http/openai_impl.h"
 
 enum { PROMPTS_MAX = TD_OPENAI_CHOICES_MAX };
 

@@ -1,15 +1,15 @@
 /*
  * http.h: HTTP/1.1 inside tandemd: the OpenAI-shaped API, on the same engine and queue as the frames of libtandem.
  *
- *   http_guard.c    are these bytes HTTP as strictly written as it must be
- *   http.c          one connection: heads, bodies, answers, time limits
- *   http_key.c      who asks, on a TCP connection
- *   http_routes.c   which path is what; all answers that need no generation
- *   openai_in.c     the JSON of a request becomes a Generate message (openai_chat.c: what only chats have)
- *   http_generate.c a generation: jobs, choices, streams and whole answers
- *   openai_out.c    the JSON of answers
- *   answer.c        text of the model into thinking, content and calls of tools
- *   json_text.c     JSON as it is written
+ *   guard.c       are these bytes HTTP as strictly written as it must be
+ *   http.c        one connection: heads, bodies, answers, time limits
+ *   key.c         who asks, on a TCP connection
+ *   routes.c      which path is what; all answers that need no generation
+ *   openai_in.c   the JSON of a request becomes a Generate message (openai_chat.c: what only chats have)
+ *   generate.c    a generation: jobs, choices, streams and whole answers
+ *   openai_out.c  the JSON of answers
+ *   answer.c      text of the model into thinking, content and calls of tools
+ *   json_text.c   JSON as it is written
  *
  * A connection works on one message at a time; what a client sends ahead waits in its session, bounded. So answers come in order, and there is at most
  * one call (a generation of up to TD_HTTP_CHOICES_MAX choices) per connection. A call belongs to its connection; its requests belong to the daemon as all
@@ -23,7 +23,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/http_guard.h"
+#include "daemon/http/guard.h"
 #include "engine/error.h"
 #include "engine/text.h"
 
@@ -80,12 +80,12 @@ char *td_http_take_body(struct td_http *h, size_t *n); /* the caller's to free; 
 /* The message's answer will come later: nothing more is taken from the client till then. */
 void td_http_wait(struct td_http *h);
 
-/* ---- http_key.c -------------------------------------------------------------------------------------------------------------------- */
+/* ---- key.c -------------------------------------------------------------------------------------------------------------------- */
 
 /* `auth`: value of Authorization (n bytes, 0: none). Sets the session's tenant; or TD_E_UNAUTHORIZED. */
 int td_http_identify(struct td_session *s, const char *auth, size_t n, struct td_error *err);
 
-/* ---- http_routes.c ----------------------------------------------------------------------------------------------------------------- */
+/* ---- routes.c ----------------------------------------------------------------------------------------------------------------- */
 
 struct td_http_route {
 	const char *path; /* ending in '/': and anything behind */
@@ -96,7 +96,7 @@ struct td_http_route {
 const struct td_http_route *td_http_route_find(const char *path);
 void td_http_route_allow(const struct td_http_route *r, char *text, size_t size); /* "GET, HEAD, OPTIONS" */
 
-/* ---- http_generate.c --------------------------------------------------------------------------------------------------------------- */
+/* ---- generate.c --------------------------------------------------------------------------------------------------------------- */
 
 void td_http_generate(struct td_http *h, int chat);
 void td_http_tokenize(struct td_http *h);

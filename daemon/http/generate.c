@@ -1,5 +1,5 @@
 /*
- * http_generate.c: a generation over HTTP: a job reads the body and makes the requests, they are admitted, and what they say becomes events of a stream or
+ * generate.c: a generation over HTTP: a job reads the body and makes the requests, they are admitted, and what they say becomes events of a stream or
  * one whole answer.
  *
  * A call has one choice per request; the request's tag leads to it. All requests of a call are admitted or none. Whatever ends one with an error ends the
@@ -14,9 +14,9 @@
 #include <sys/random.h>
 #include <time.h>
 
-#include "daemon/answer.h"
+#include "daemon/http/answer.h"
 #include "daemon/daemon.h"
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 
 enum { WHOLE_MAX = 64 << 20, CHOICES = TD_OPENAI_CHOICES_MAX };
 

@@ -6,7 +6,7 @@
 #ifndef TD_OPENAI_IMPL_H
 #define TD_OPENAI_IMPL_H
 
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 
 struct td__openai_reader {
 	struct td_openai_request *q;

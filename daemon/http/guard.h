@@ -1,5 +1,5 @@
 /*
- * http_guard.h: is this HTTP/1.1 as strictly written as two programs must agree on? (RFC 9112)
+ * guard.h: is this HTTP/1.1 as strictly written as two programs must agree on? (RFC 9112)
  *
  * http-parser reads what is meant; some of its builds forgive line folding, spaces in names, bare line ends and what follows a chunk. A proxy in front
  * may read such things otherwise, and then one client's bytes become another's request. So each byte passes here first, and what is not plain is refused.

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/openai_impl.h"
+#include "daemon/http/openai_impl.h"
 
 /* ---- messages ---------------------------------------------------------------------------------------------------------------------- */
 

@@ -1,7 +1,7 @@
 /*
  * http.c: one HTTP connection: bytes in, messages out; answers written.
  *
- * A head is collected whole (bounded), checked by http_guard.c and then read by http-parser; a body passes the guard piece by piece before http-parser takes the
+ * A head is collected whole (bounded), checked by guard.c and then read by http-parser; a body passes the guard piece by piece before http-parser takes the
  * chunks apart. What is wrong with the head alone (path, method, key, type, length) is known before the body comes: a body of moderate size is then read and
  * dropped so that the connection can go on, a larger one is not read at all, and the connection ends with the answer.
  * A message is worked on when it is whole. Until its answer is complete the session is on hold: what the client sends ahead waits there, bounded.
@@ -13,7 +13,7 @@
 #include <strings.h>
 
 #include "daemon/daemon.h"
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 #include "engine/log.h"
 
 enum { DROP_MOST = 1 << 20 /* of a refused body */, BODY_FIRST = 4096, BOUNDED_FROM = 65536 };

@@ -1,7 +1,7 @@
 /*
- * http_guard.c: strict checks of a request's bytes. Nothing is owned.
+ * guard.c: strict checks of a request's bytes. Nothing is owned.
  */
-#include "daemon/http_guard.h"
+#include "daemon/http/guard.h"
 
 #include <string.h>
 #include <strings.h>

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "daemon/http.h"
+#include "daemon/http/http.h"
 #include "engine/utf8.h"
 
 void td_json_format(struct td__text *t, const char *fmt, ...)

@@ -4,7 +4,7 @@
  * Each turn of step() decides about the front of what is held: a part of it comes out, the part changes, or more text is needed. A piece that could be
  * the beginning of a tag, and white space that a tag would swallow, wait for what follows.
  */
-#include "daemon/answer.h"
+#include "daemon/http/answer.h"
 
 #include <stdlib.h>
 #include <string.h>

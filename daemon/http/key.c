@@ -1,5 +1,5 @@
 /*
- * http_key.c: who asks, on a TCP connection: an API key says it (Authorization: Bearer). Without one it is the tenant "default", if http.require_key
+ * key.c: who asks, on a TCP connection: an API key says it (Authorization: Bearer). Without one it is the tenant "default", if http.require_key
  * allows that. A connection may ask with another key each time.
  */
 #include <string.h>

@@ -1,5 +1,5 @@
 /*
- * http_routes.c: which path is what, and the answers that need no generation.
+ * routes.c: which path is what, and the answers that need no generation.
  *
  * /tokenize and /detokenize take the fields of vLLM and of llama.cpp's server alike; both run as jobs, since a text may be long.
  */
@@ -9,7 +9,7 @@
 #include <time.h>
 
 #include "daemon/daemon.h"
-#include "daemon/openai.h"
+#include "daemon/http/openai.h"
 
 /* ---- figures ----------------------------------------------------------------------------------------------------------------------- */
 
