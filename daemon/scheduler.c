@@ -332,7 +332,7 @@ static void take_done(struct td_daemon *d, const struct td_record *rec)
 	} else if (r) {
 		r->slot = -1;
 		if (rec->reason == TD_FIN_CONSTRAINT)
-			td_request_fail(d, r, TD_E_SCHEMA, "the model gives nothing that the constraint allows here (all such tokens are impossible)");
+			td_request_fail(d, r, TD_E_SCHEMA, "the constraint leaves nothing to choose here: all that it allows is impossible, or its pattern has too many ways");
 		else
 			td_request_fail(d, r, TD_E_INTERNAL, "the target refused the request; its log says why");
 	}

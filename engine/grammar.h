@@ -110,6 +110,8 @@ int td_gstate_advance(struct td_gwalk *w, const struct td_grammar *g, struct td_
 int td_gstate_may_end(const struct td_gstate *s);
 
 /* Inside a walk, without keeping: load, then step from set to set; sets made later go when an earlier one is returned to. */
+/* Instructions run and items compared so far: what walking costs, counted alike on every machine. */
+uint64_t td_gwalk_work(const struct td_gwalk *w);
 struct td_gset td_gwalk_load(struct td_gwalk *w, const struct td_grammar *g, const struct td_gstate *s);
 struct td_gset td_gwalk_step(struct td_gwalk *w, struct td_gset from, uint8_t byte);
 void td_gwalk_back(struct td_gwalk *w, struct td_gset to); /* forgets what was made after `to` */

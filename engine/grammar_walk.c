@@ -30,6 +30,7 @@ struct visit {
 struct td_gwalk {
 	const struct td_grammar *g;
 	int reach;
+	uint64_t work;
 	uint32_t n_items, n_cells;
 	struct td_gitem item[ITEMS];
 	struct td_gcell cell[CELLS];
@@ -60,6 +61,11 @@ void td_gwalk_destroy(struct td_gwalk *w)
 void td_gwalk_reach(struct td_gwalk *w, int reach)
 {
 	w->reach = reach;
+}
+
+uint64_t td_gwalk_work(const struct td_gwalk *w)
+{
+	return w->work;
 }
 
 /* ---- cells ----------------------------------------------------------------------------------------------------------------------------------------- */
@@ -114,7 +120,7 @@ static void cell_add(struct td_gwalk *w, uint32_t parent, uint32_t count, uint16
 /* The cell on top of `parent`; 0 when there is no room. */
 static uint32_t cell_of(struct td_gwalk *w, uint32_t parent, uint32_t count, uint16_t pc)
 {
-	for (uint32_t i = *bucket_of(w, parent, count, pc); i; i = w->cell[i].next)
+	for (uint32_t i = *bucket_of(w, parent, count, pc); i; i = w->cell[i].next, w->work++)
 		if (w->cell[i].parent == parent && w->cell[i].count == count && w->cell[i].pc == pc)
 			return i;
 	if (w->n_cells == CELLS || w->cell[parent].depth >= TD_G_DEPTH)
@@ -136,6 +142,7 @@ static void cells_cut(struct td_gwalk *w, uint32_t n)
 
 static void item_add(struct td_gwalk *w, uint16_t pc, uint16_t sub, uint32_t cell)
 {
+	w->work += w->n_items - w->from;
 	for (uint32_t i = w->from; i < w->n_items; i++)
 		if (w->item[i].pc == pc && w->item[i].sub == sub && w->item[i].cell == cell)
 			return;
@@ -157,6 +164,7 @@ static void repeat(struct td_gwalk *w, int pc, uint32_t count, uint32_t parent)
 
 	if (c.most == TD_G_FOREVER && count > c.least)
 		count = c.least;
+	w->work += (uint64_t)w->n_visits;
 	for (int i = 0; i < w->n_visits; i++)
 		if (w->visit[i].pc == pc && w->visit[i].cell == parent && w->visit[i].count == count)
 			return;
@@ -192,6 +200,7 @@ static void closure(struct td_gwalk *w, int at, uint32_t stack)
 		const struct td_gnode *n = &w->g->node[t.pc];
 		uint32_t cell;
 
+		w->work++;
 		if (w->g->need[t.pc] + w->cell[t.cell].depth > TD_G_DEPTH)
 			continue;
 		switch (n->op) {
@@ -301,6 +310,7 @@ static void step_item(struct td_gwalk *w, const struct td_gitem *t, uint8_t byte
 struct td_gset td_gwalk_step(struct td_gwalk *w, struct td_gset from, uint8_t byte)
 {
 	set_begin(w);
+	w->work += from.n;
 	for (uint32_t i = 0; i < from.n; i++) {
 		const struct td_gitem t = w->item[from.from + i];
 

@@ -88,6 +88,7 @@ struct node {
 
 struct kept {
 	uint64_t hash[2], used;
+	int none; /* it took too much work */
 };
 
 struct td_token_mask {
@@ -341,14 +342,15 @@ static int step(struct td_token_mask *m, int depth, uint8_t byte)
 	return 1;
 }
 
-static void walk_group(struct td_token_mask *m, int g, struct td_gset set, uint32_t *bits)
+/* 0, or -1 when the walk has worked up to `limit`. */
+static int walk_group(struct td_token_mask *m, int g, struct td_gset set, uint64_t limit, uint32_t *bits)
 {
 	uint32_t i = m->group[g], end = m->group[g + 1];
 
 	m->set[0] = set;
 	m->loops_at[0] = 0;
 	memset(&m->loops[0], 0, sizeof(m->loops[0]));
-	while (i < end) {
+	while (i < end && td_gwalk_work(m->walk) < limit) {
 		const struct node *n = &m->node[i];
 
 		if (!step(m, n->depth, n->byte)) {
@@ -360,10 +362,12 @@ static void walk_group(struct td_token_mask *m, int g, struct td_gset set, uint3
 		i++;
 	}
 	td_gwalk_back(m->walk, set);
+	return i < end ? -1 : 0;
 }
 
-static void find(struct td_token_mask *m, struct td_gset set, uint32_t *bits)
+static int find(struct td_token_mask *m, struct td_gset set, uint32_t *bits)
 {
+	uint64_t limit = td_gwalk_work(m->walk) + TD_TOKEN_MASK_WORK;
 	int string, newline, angle;
 
 	memset(bits, 0, sizeof(*bits) * (size_t)m->words);
@@ -378,13 +382,14 @@ static void find(struct td_token_mask *m, struct td_gset set, uint32_t *bits)
 			for (int id = 0; id < m->n; id++)
 				if (m->characters[id] <= string && easy[id / 32] >> id % 32 & 1)
 					bits[id / 32] |= 1u << id % 32;
-		} else {
-			walk_group(m, g, set, bits);
+		} else if (walk_group(m, g, set, limit, bits)) {
+			return -1;
 		}
 	}
 	for (int i = 0; i < m->n_twins; i++)
 		if (bits[m->twin[i].of / 32] >> m->twin[i].of % 32 & 1)
 			bits[m->twin[i].id / 32] |= 1u << m->twin[i].id % 32;
+	return 0;
 }
 
 const uint32_t *td_token_mask_of(struct td_token_mask *m, struct td_gset set)
@@ -399,16 +404,16 @@ const uint32_t *td_token_mask_of(struct td_token_mask *m, struct td_gset set)
 	for (int i = 0; i < WAYS; i++, at++) {
 		if (at->used && at->hash[0] == hash[0] && at->hash[1] == hash[1]) {
 			at->used = ++m->clock;
-			return m->masks + (size_t)(at - m->kept) * (size_t)m->words;
+			return at->none ? NULL : m->masks + (size_t)(at - m->kept) * (size_t)m->words;
 		}
 		if (at->used < oldest->used)
 			oldest = at;
 	}
 	began = td_now_us();
 	bits = m->masks + (size_t)(oldest - m->kept) * (size_t)m->words;
-	find(m, set, bits);
-	*oldest = (struct kept){{hash[0], hash[1]}, ++m->clock};
+	*oldest = (struct kept){{hash[0], hash[1]}, ++m->clock, find(m, set, bits) != 0};
 	m->counts.walked++;
+	m->counts.given_up += (uint64_t)oldest->none;
 	m->counts.us += td_now_us() - began;
-	return bits;
+	return oldest->none ? NULL : bits;
 }

@@ -6,6 +6,9 @@
  * tokens begin with alike is walked once and what is forbidden is cut with all that follows it; inside a JSON string, and in free text, tokens of
  * nothing but ordinary characters need no walk. Masks are kept by state, the least recently used one goes.
  *
+ * A grammar with very many ways to read the same text makes a walk dear: of some patterns minutes, in which nobody would be served. So a walk has a
+ * bound (TD_TOKEN_MASK_WORK), counted and not timed, so that it is the same everywhere; past it there is no mask.
+ *
  * Memory is taken by td_token_mask_create alone. One thread.
  */
 #ifndef TD_TOKEN_MASK_H
@@ -25,10 +28,11 @@ void td_token_mask_destroy(struct td_token_mask *m);
 struct td_gwalk *td_token_mask_walk(struct td_token_mask *m); /* to make and advance states with */
 /* Bytes of a token; NULL for one that no grammar gives. */
 const uint8_t *td_token_mask_bytes(const struct td_token_mask *m, int id, size_t *n);
-/* The mask of a set in the walk: lent, until the next call. */
+enum { TD_TOKEN_MASK_WORK = 1 << 26 }; /* about 0.1 s; an address's pattern takes 2^22 with 248,320 tokens */
+/* The mask of a set in the walk: lent, until the next call. NULL: finding it takes more work than it may. */
 const uint32_t *td_token_mask_of(struct td_token_mask *m, struct td_gset set);
 struct td_token_mask_counts {
-	uint64_t asked, walked, us; /* masks asked for, of these not kept, time in walks */
+	uint64_t asked, walked, given_up, us; /* masks asked for, of these not kept, of these given up, time in walks */
 };
 struct td_token_mask_counts td_token_mask_counts(const struct td_token_mask *m);
 

@@ -9,7 +9,7 @@
  * Masks are computed while the device works on the forward.
  *
  * The masked distribution can still be empty (all that is allowed has no finite logit): accept then gives a token that does not fit, the commit is
- * refused, and the request ends with an error of its own. Host memory is taken when the target is created, never later.
+ * refused, and the request ends with an error of its own. So does one whose grammar has so many ways that a mask takes too much work. Host memory is taken when the target is created, never later.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +20,7 @@
 struct td__constrained {
 	struct td_grammar grammar;
 	struct td_gstate state;
+	int masked; /* rows of this step that have their mask: a token behind them is not known to fit */
 	int32_t draft[TD_DRAFT_MAX];
 };
 
@@ -139,11 +140,16 @@ int td__constrain_rows(struct td_target *t, int slot, int rows)
 	return rows;
 }
 
-static void add_line(struct td__constrain *c, const struct td_slot_area *a, struct td_gset set, int row)
+/* 0, or -1: there is no mask for it. */
+static int add_line(struct td__constrain *c, const struct td_slot_area *a, struct td_gset set, int row)
 {
-	uint32_t *line = c->line + (size_t)c->n_lines++ * (size_t)(c->words + 1);
+	const uint32_t *mask = td_token_mask_of(c->mask, set);
+	uint32_t *line = c->line + (size_t)c->n_lines * (size_t)(c->words + 1);
 
-	memcpy(line, td_token_mask_of(c->mask, set), sizeof(*line) * (size_t)c->words);
+	if (!mask)
+		return -1;
+	c->n_lines++;
+	memcpy(line, mask, sizeof(*line) * (size_t)c->words);
 	for (int i = 0; i < a->n_stop && i < TD_STOP_IDS_MAX; i++) {
 		uint32_t id = (uint32_t)a->stop[i];
 
@@ -151,6 +157,7 @@ static void add_line(struct td__constrain *c, const struct td_slot_area *a, stru
 			line[id / 32] |= 1u << id % 32;
 	}
 	line[c->words] = (uint32_t)row;
+	return 0;
 }
 
 void td__constrain_masks(struct td_target *t, const struct td_batch *b)
@@ -169,9 +176,13 @@ void td__constrain_masks(struct td_target *t, const struct td_batch *b)
 		if (!t->slot[seq->slot].constrained || t->slot[seq->slot].phase != TD__DECODE)
 			continue;
 		set = td_gwalk_load(td_token_mask_walk(c->mask), &s->grammar, &s->state);
-		add_line(c, a, set, seq->row0);
-		for (int r = 1; r < seq->rows && follow(c, a, &set, s->draft[r - 1]) > 0; r++)
-			add_line(c, a, set, seq->row0 + r);
+		s->masked = 0;
+		for (int r = 0; r < seq->rows && (r == 0 || follow(c, a, &set, s->draft[r - 1]) > 0); r++) {
+			if (add_line(c, a, set, seq->row0 + r))
+				break;
+			s->masked = r + 1;
+			atomic_fetch_add(&t->shm->stats_target.progress, 1); /* masks may take longer than the watchdog waits, but each is bounded */
+		}
 	}
 	if (c->n_lines)
 		t->ops->upload(t->dev, t->lines, c->line, sizeof(*c->line) * (size_t)c->n_lines * (size_t)(c->words + 1));
@@ -192,6 +203,8 @@ int td__constrain_commit(struct td_target *t, int slot, const int32_t *token, in
 	for (int i = 0; i < n; i++) {
 		struct td__constrained *s = &t->constrain->slot[slot];
 
+		if (i >= s->masked)
+			return -1;
 		if (is_stop(a, token[i]) && td_gstate_may_end(&s->state))
 			return 0;
 		if (advance(t->constrain, s, token[i]))

@@ -94,6 +94,11 @@ gen tag=2 chat="user:hi" thinking=1 schema="{\"const\":{\"a\":[1,null]}}" max_to
 until "tag=2 finish reason=2"
 gen tag=3 text="x" schema="{\"type\":\"string\",\"minLength\":500}" max_tokens=5
 until "tag=3 finish reason=2"
+# A pattern that can read a text in very many ways ends with an error of its own, before anything took long; a neighbour goes on.
+gen tag=4 $free_one
+gen tag=5 text="x" schema="{\"pattern\":\"^((((((((.?){9}){9}){9}){9}){9}){9}){9}){9}\$\"}" max_tokens=50
+until "tag=5 error code=unsupported_schema text=the constraint leaves nothing"
+until "tag=4 finish"
 END
 answer 1 | grep -q '^{' || fail "no object: $(totals)"
 printf '{"type":"object","properties":{"ok":{"type":"boolean"}},"required":["ok"],"additionalProperties":false}' >"$T/schema"

@@ -160,6 +160,33 @@ static void broken_grammars(void **unused)
 	free(bytes);
 }
 
+/* What can be read in very many ways is given up within bounds, and remembered; others get their masks as before. */
+static void given_up(void **unused)
+{
+	static const char *const pattern[] = {"{\"pattern\":\"^(.?){1000}$\"}", "{\"pattern\":\"^.{0,1000}.{0,1000}.{0,1000}$\"}",
+					      "{\"pattern\":\"^((((((((.?){9}){9}){9}){9}){9}){9}){9}){9}$\"}"};
+	struct td_gwalk *w = td_token_mask_walk(mask);
+
+	(void)unused;
+	for (size_t i = 0; i < sizeof(pattern) / sizeof(pattern[0]); i++) {
+		struct td_token_mask_counts c = td_token_mask_counts(mask);
+		uint64_t work;
+
+		OK(compile(pattern[i]));
+		assert_int_equal(td_gstate_start(w, &grammar, &state), 0);
+		assert_int_equal(td_gstate_advance(w, &grammar, &state, "\"abcdefghijk", 12), 0);
+		work = td_gwalk_work(w);
+		assert_null(mask_now());
+		assert_null(mask_now());
+		work = td_gwalk_work(w) - work;
+		assert_in_range(work, TD_TOKEN_MASK_WORK, TD_TOKEN_MASK_WORK + TD_TOKEN_MASK_WORK / 4); /* a step may go beyond it */
+		assert_int_equal(td_token_mask_counts(mask).walked - c.walked, 1);
+		assert_int_equal(td_token_mask_counts(mask).given_up - c.given_up, 1);
+	}
+	OK(compile("{\"pattern\":\"^[a-z]+@[a-z]{2,20}$\"}"));
+	travel("behind what was given up", 8);
+}
+
 static void bad_vocabularies(void **unused)
 {
 	struct td_token_mask *m;
@@ -308,7 +335,7 @@ static int close_all(void **unused)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(same_as_bytes), cmocka_unit_test(broken_grammars), cmocka_unit_test(bad_vocabularies), cmocka_unit_test(costs),
+		cmocka_unit_test(same_as_bytes), cmocka_unit_test(broken_grammars), cmocka_unit_test(given_up), cmocka_unit_test(bad_vocabularies), cmocka_unit_test(costs),
 	};
 
 	return cmocka_run_group_tests(tests, open_all, close_all);
