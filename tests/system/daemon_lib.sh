@@ -1,25 +1,15 @@
 # Sourced by test_daemon_*.sh: starts tandemd with fake workers in a folder of its own, talks to it by rawclient, and cleans up.
-# Variables: T (folder, removed at the end), SOCK, PID, OUT (what the last raw printed), LOG.
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
+# Variables: those of tree_lib.sh, SOCK, OUT (what the last raw printed), LOG.
+. "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}/tests/system/tree_lib.sh"
 BIN=$ROOT/$B/bin
 TOOLS=$ROOT/$B/tests
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
 SOCK=$T/s
 OUT=$T/out
 LOG=$T/log
-PID=
 WORKER=$TOOLS/fake_worker
 FAKE_TARGET=${FAKE_TARGET:-step_us=1000}
 FAKE_DRAFTER=${FAKE_DRAFTER:-step_us=200}
 export FAKE_TARGET FAKE_DRAFTER
-
-cleanup() {
-	[ -z "$PID" ] || kill -9 "$PID" 2>/dev/null
-	wait
-	rm -rf "$T"
-}
-trap cleanup EXIT
-trap 'exit 1' INT TERM HUP PIPE
 
 fail() {
 	echo "FAIL: $*"
@@ -51,6 +41,25 @@ start() {
 # A script for rawclient on standard input; fails when an expectation in it fails.
 raw() {
 	"$TOOLS/rawclient" "$SOCK" >"$OUT" 2>"$T/err" || fail "$(cat "$T/err")"
+}
+
+# The same beside the test: `go_on` waits until it printed something, `answered` until it has ended well.
+client() {
+	rm -f "$OUT"
+	cat >"$T/script"
+	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
+	CLIENT=$!
+}
+go_on() {
+	tries=0
+	until grep -q "$1" "$OUT" 2>/dev/null; do
+		tries=$((tries + 1))
+		[ $tries -lt 1200 ] || fail "the client does not see '$1': $(cat "$T/err")"
+		sleep 0.02
+	done
+}
+answered() {
+	wait "$CLIENT" || fail "$(cat "$T/err")"
 }
 
 # The end by a signal: exit code 0, nothing left behind.

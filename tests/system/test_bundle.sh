@@ -1,19 +1,11 @@
 #!/bin/sh
 # The bundle holds every library but the C library's and CUDA's: it runs after a move, and in a root that holds nothing else.
 # limit: 300
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
+. "$(dirname "$0")/tree_lib.sh"
 if [ "$B" = build-san ]; then
 	echo "left out: a build with sanitizers is not bundled"
 	exit 0
 fi
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-trap 'rm -rf "$T"' EXIT
-trap 'exit 1' INT TERM
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
 sh tools/bundle.sh "$B" "$T/made" >"$T/said" 2>&1 || fail "tools/bundle.sh: $(cat "$T/said")"
 mkdir "$T/moved"
 mv "$T/made" "$T/moved/bundle"

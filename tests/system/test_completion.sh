@@ -2,16 +2,9 @@
 # The shells complete every command, option and setting that tandem and tandemd know, and none that they don't; the files are those that
 # tools/completion.sh makes. zsh and fish are looked at where they are installed.
 # limit: 60
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
 [ -n "$BASH_VERSION" ] || exec bash "$0" "$@" # the runner starts it by sh
-cd "$ROOT" || exit 1
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-trap 'rm -rf "$T"' EXIT
+. "$(dirname "$0")/tree_lib.sh"
 BIN=$B/bin
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
 # same WHAT IS WANTED: two lists with one word a line, in any order
 same() {
 	diff <(sort "$2") <(sort "$3") >"$T/diff" || fail "$1: completed (<) and known (>) differ: $(cat "$T/diff")"

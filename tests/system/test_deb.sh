@@ -1,25 +1,9 @@
 #!/bin/sh
 # limit: 120
 # make deb: four packages that say of themselves what they should, hold what they should and nothing else, are the same each time, and run from where they unpack.
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-unset MAKEFLAGS MAKELEVEL MFLAGS
+. "$(dirname "$0")/tree_lib.sh"
 [ "$B" != build-san ] || { echo "skipped: packages are made of the plain build"; exit 0; }
 command -v dpkg-shlibdeps >/dev/null || { echo "skipped: dpkg-dev is not installed"; exit 0; }
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-PID=
-end() {
-	[ -z "$PID" ] || kill -9 "$PID" 2>/dev/null
-	wait
-	rm -rf "$T"
-}
-trap end EXIT
-trap 'exit 1' INT TERM
-fail() {
-	echo "FAIL: $*"
-	[ ! -s "$T/log" ] || tail -n 20 "$T/log"
-	exit 1
-}
 export DEB_COMPRESS=gzip SOURCE_DATE_EPOCH=1700000000
 V=$(sed -n 's/^VERSION := //p' Makefile)
 sh tools/deb.sh "$B" "$V" "$T/one" >"$T/said" 2>&1 || fail "tools/deb.sh: $(cat "$T/said")"

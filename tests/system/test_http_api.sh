@@ -1,7 +1,7 @@
 # limit: 120
 # The HTTP API: every endpoint, its parameters, streams, errors, pipelining, hang-ups, the end.
 . "$(dirname "$0")/daemon_lib.sh"
-H=$T/h
+. "$(dirname "$0")/http_lib.sh"
 
 # Bytes to the HTTP socket, printf format; the answer is in $OUT.
 http() {
@@ -15,16 +15,6 @@ post() {
 
 get() {
 	http 'GET %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n' "$1"
-}
-
-has() {
-	for word in "$@"; do
-		grep -qF -- "$word" "$OUT" || fail "no '$word' in the answer"
-	done
-}
-
-hasnt() {
-	! grep -qF -- "$1" "$OUT" || fail "'$1' in the answer"
 }
 
 # Status, then the parameter and the code that the error names.

@@ -1,23 +1,13 @@
 # limit: 120
 # HTTP connections: who asks on TCP, pings, errors in the middle of a stream, clients that read slowly, many at once.
 . "$(dirname "$0")/daemon_lib.sh"
-H=$T/h
+. "$(dirname "$0")/http_lib.sh"
 PORT=$((20000 + $$ % 20000))
 
 # ADDRESS, options for http_raw, path, header lines, body
 ask() {
 	printf 'POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n%bContent-Length: %d\r\n\r\n%s' "$3" "$4" "${#5}" "$5" |
 		"$TOOLS/http_raw" $2 "$1" >"$OUT" 2>&1 || fail "http_raw $1"
-}
-
-has() {
-	for word in "$@"; do
-		grep -qF -- "$word" "$OUT" || fail "no '$word' in the answer"
-	done
-}
-
-hasnt() {
-	! grep -qF -- "$1" "$OUT" || fail "'$1' in the answer"
 }
 
 A='{"prompt": "Hello there", "max_tokens": 2}'

@@ -1,24 +1,8 @@
 #!/bin/sh
 # make install into a folder: the daemon runs from there and finds its workers, a small C program is built by pkg-config and gets an answer.
 # limit: 240
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-unset MAKEFLAGS MAKELEVEL MFLAGS
+. "$(dirname "$0")/tree_lib.sh"
 [ "$B" = build-san ] && SAN=1 || SAN=0
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-PID=
-end() {
-	[ -z "$PID" ] || kill -9 "$PID" 2>/dev/null
-	wait
-	rm -rf "$T"
-}
-trap end EXIT
-trap 'exit 1' INT TERM
-fail() {
-	echo "FAIL: $*"
-	[ ! -s "$T/log" ] || { echo "--- the daemon's last lines:"; tail -n 20 "$T/log"; }
-	exit 1
-}
 
 make -s install SAN=$SAN DESTDIR="$T/stage" PREFIX=/opt/tandem >"$T/said" 2>&1 || fail "make install: $(cat "$T/said")"
 [ "$(ls "$T/stage")" = opt ] || fail "something lies outside the prefix: $(ls "$T/stage")"

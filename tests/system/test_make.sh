@@ -1,16 +1,8 @@
 #!/bin/sh
 # The Makefile: nothing is built twice, a changed header rebuilds what includes it, what is missing is told and not stumbled over.
 # limit: 60
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-unset MAKEFLAGS MAKELEVEL MFLAGS
+. "$(dirname "$0")/tree_lib.sh"
 [ "$B" = build-san ] && SAN=1 || SAN=0
-T=$(mktemp -d) || exit 1
-trap 'rm -rf "$T"' EXIT
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
 # What make would run, without running it.
 would() {
 	make -n V=1 SAN=$SAN "$@" 2>&1 | grep -E '(^| )(gcc|cc|nvcc|/[^ ]*nvcc|protoc-c|ar) ' | grep -v 'command -v' >"$T/would"

@@ -2,15 +2,8 @@
 # Man pages and the configuration reference say what the programs know, no more and no less: every command, option, setting and function. The pages are
 # those that tools/reference.sh makes, and well formed.
 # limit: 60
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-trap 'rm -rf "$T"' EXIT
+. "$(dirname "$0")/tree_lib.sh"
 BIN=$B/bin
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
 # same WHAT SAID KNOWN: two files with one word a line, in any order
 same() {
 	sort -u "$2" >"$T/a"

@@ -1,14 +1,7 @@
 #!/bin/sh
 # docs/sizing.md tells what tandemd --check says: some cells of its table, and the example with engine.kv_tokens.
 # limit: 60
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-trap 'rm -rf "$T"' EXIT
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
+. "$(dirname "$0")/tree_lib.sh"
 in_all() { # options...: GiB
 	"$B/bin/tandemd" --synthetic qwen3.5-4b --engine.device=cuda --tandem.socket="$T/s" --tandem.runtime_dir="$T/run" "$@" --check 2>&1 |
 		sed -n 's/.*in all: \([0-9.]*\) GiB.*/\1/p'

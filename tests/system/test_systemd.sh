@@ -4,24 +4,6 @@
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/systemd_lib.sh"
 
-client() { # in the background
-	rm -f "$OUT"
-	cat >"$T/script"
-	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
-	CLIENT=$!
-}
-go_on() { # until the client saw something
-	tries=0
-	until grep -q "$1" "$OUT" 2>/dev/null; do
-		tries=$((tries + 1))
-		[ $tries -lt 400 ] || fail "the client does not see '$1': $(cat "$T/err")"
-		sleep 0.02
-	done
-}
-answered() {
-	wait $CLIENT || fail "$(cat "$T/err")"
-}
-
 # ---- ready when both workers are; a start's time limit goes on as long as it gets on; the environment is not the workers'
 export FAKE_TARGET=step_us=1000,load_ms=2500 FAKE_DRAFTER=step_us=200,load_ms=600
 manage watchdog_ms=4000 start_ms=2000 --

@@ -2,23 +2,6 @@
 # Listening sockets come from the service manager: by name, or by what they are; who connects before the start, or during a restart, waits and is served.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/systemd_lib.sh"
-client() { # in the background
-	rm -f "$OUT"
-	cat >"$T/script"
-	"$TOOLS/rawclient" "$SOCK" <"$T/script" >"$OUT" 2>"$T/err" &
-	CLIENT=$!
-}
-go_on() { # until the client saw something
-	tries=0
-	until grep -q "$1" "$OUT" 2>/dev/null; do
-		tries=$((tries + 1))
-		[ $tries -lt 400 ] || fail "the client does not see '$1': $(cat "$T/err")"
-		sleep 0.02
-	done
-}
-answered() {
-	wait $CLIENT || fail "$(cat "$T/err")"
-}
 
 export FAKE_DRAFTER=step_us=200
 # ---- sockets come from the manager: who connects before the start waits and is served; the file is not ours to remove

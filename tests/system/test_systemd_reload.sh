@@ -34,20 +34,14 @@ until "tag=1 finish reason=2 stop=- prompt=2 output=7"
 END
 
 # ---- a stream runs through it
-"$TOOLS/rawclient" "$SOCK" >"$OUT" 2>"$T/err" <<'END' &
+client <<'END'
 greet 0
 gen tag=1 ids=300,301 max_tokens=3000 draft_tokens=0
 until "tag=1 delta position=3 "
 note started
 until "tag=1 finish reason=2 stop=- prompt=2 output=3000"
 END
-CLIENT=$!
-tries=0
-until grep -q 'note started' "$OUT"; do
-	tries=$((tries + 1))
-	[ $tries -lt 400 ] || fail "no stream: $(cat "$T/err")"
-	sleep 0.02
-done
+go_on 'note started'
 cat >"$T/ini" <<'END'
 [defaults]
 max_tokens = 9
@@ -97,7 +91,7 @@ printf 'greet 0\ngen tag=1 ids=300,301\nuntil "tag=1 finish reason=2 stop=- prom
 printf '[defaults]\nmax_tokens = 5\n[tandem]\nlog_level = debug\nmax_connections = 2\n' >"$T/ini"
 for i in 1 2 3 4 5 6 7 8; do tell reload; done
 said 'reload: defaults.max_tokens has changed' 2
-wait $CLIENT || fail "the stream: $(cat "$T/err")"
+answered
 raw <<'END'
 greet 0
 gen tag=1 ids=300,301

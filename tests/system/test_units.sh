@@ -1,14 +1,7 @@
 #!/bin/sh
 # The units as they are installed: systemd finds nothing to complain of, the sandbox holds what was decided (exposure 2.0 at most), and what must not be taken from
 # tandemd is not: the GPU's devices, the peers' user ids, /proc/driver.
-: "${ROOT:=$(cd "$(dirname "$0")/../.." && pwd)}" "${B:=build}"
-cd "$ROOT" || exit 1
-T=$(mktemp -d "${TMPDIR:-/tmp}/tandem.XXXXXX") || exit 1
-trap 'rm -rf "$T"' EXIT
-fail() {
-	echo "FAIL: $*"
-	exit 1
-}
+. "$(dirname "$0")/tree_lib.sh"
 mkdir -p "$T/bin" "$T/units" "$T/share/doc/tandem"
 ln -s "$ROOT/$B/bin/tandemd" "$T/bin/tandemd"
 : >"$T/share/doc/tandem/operations.md"
