@@ -68,6 +68,7 @@ void td_bench_close(struct td_bench *b);
 int td_bench_round(struct td_bench *b, const struct td_bench_file *f, size_t from, size_t n, int without, struct td_bench_cost *cost);
 int td_bench_file_start(struct td_bench *b, struct td_bench_file *f);
 void td_bench_file_finish(struct td_bench_file *f);
+const struct tandem_worker_status *td_bench_worker(const struct tandem_status *s, const char *role); /* zeros when there is none */
 extern volatile sig_atomic_t td_bench_interrupted;
 void td_bench_catch_interrupt(void);
 

@@ -181,7 +181,7 @@ static int drive(struct td_bench *b, const struct td_bench_answer *a, size_t n)
 	return rc;
 }
 
-static const struct tandem_worker_status *worker(const struct tandem_status *s, const char *role)
+const struct tandem_worker_status *td_bench_worker(const struct tandem_status *s, const char *role)
 {
 	static const struct tandem_worker_status none;
 	size_t i;
@@ -194,8 +194,8 @@ static const struct tandem_worker_status *worker(const struct tandem_status *s, 
 
 static void add_difference(const struct tandem_status *before, const struct tandem_status *after, struct td_bench_cost *c)
 {
-	const struct tandem_worker_status *t0 = worker(before, "target"), *t1 = worker(after, "target");
-	const struct tandem_worker_status *d0 = worker(before, "drafter"), *d1 = worker(after, "drafter");
+	const struct tandem_worker_status *t0 = td_bench_worker(before, "target"), *t1 = td_bench_worker(after, "target");
+	const struct tandem_worker_status *d0 = td_bench_worker(before, "drafter"), *d1 = td_bench_worker(after, "drafter");
 
 	c->steps += t1->steps - t0->steps;
 	c->verify_us += t1->step_us - t0->step_us;

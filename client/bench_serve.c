@@ -130,21 +130,10 @@ int td_bench_latency_baseline(struct td_bench *b, const struct td_bench_options 
 
 /* ---- cycle ---------------------------------------------------------------------------------------------------------------------------- */
 
-static const struct tandem_worker_status *worker(const struct tandem_status *s, const char *role)
-{
-	static const struct tandem_worker_status none;
-	size_t i;
-
-	for (i = 0; i < s->n_workers; i++)
-		if (!strcmp(s->worker[i].role, role))
-			return s->worker + i;
-	return &none;
-}
-
 /* Parts of one cycle in microseconds; what the parts leave of it is idle. */
 static json_t *cycle_json(size_t i, const struct td_bench_load *l, const struct tandem_status *from, const struct tandem_status *to)
 {
-	const struct tandem_worker_status *t0 = worker(from, "target"), *t1 = worker(to, "target"), *d0 = worker(from, "drafter"), *d1 = worker(to, "drafter");
+	const struct tandem_worker_status *t0 = td_bench_worker(from, "target"), *t1 = td_bench_worker(to, "target"), *d0 = td_bench_worker(from, "drafter"), *d1 = td_bench_worker(to, "drafter");
 	double n = t1->steps > t0->steps ? (double)(t1->steps - t0->steps) : 1, all = cycle_ms(l) * 1e3;
 	double verify = (double)(t1->step_us - t0->step_us) / n, accept = (double)(t1->commit_us - t0->commit_us) / n;
 	double wait = (double)(t1->wait_us - t0->wait_us) / n, draft = d1->steps > d0->steps ? (double)(d1->step_us - d0->step_us) / n : 0;

@@ -516,34 +516,51 @@ int td_constraint_object(int thinking, uint8_t **bytes, size_t *n, struct td_err
 	return td__constraint_end(b, bytes, n, err);
 }
 
-int td_constraint_schema(const char *schema, int thinking, uint8_t **bytes, size_t *n, struct td_error *err)
+struct td__schema *td__schema_create(const char *what, struct td_error *err)
 {
 	struct td__schema *c = calloc(1, sizeof(*c));
+
+	if (!c || !(c->b = td_gbuild_create())) {
+		free(c);
+		td_error_set(err, TD_E_NOMEM, "out of memory");
+		return NULL;
+	}
+	c->err = err;
+	c->what = what;
+	return c;
+}
+
+int td__schema_end(struct td__schema *c, int rc, uint8_t **bytes, size_t *n)
+{
+	for (int i = 0; i < c->n_made; i++)
+		json_decref(c->made[i]);
+	if (rc)
+		free(c->b);
+	else
+		rc = td__constraint_end(c->b, bytes, n, c->err);
+	free(c);
+	return rc;
+}
+
+int td_constraint_schema(const char *schema, int thinking, uint8_t **bytes, size_t *n, struct td_error *err)
+{
+	struct td__schema *c = td__schema_create("the JSON schema", err);
 	json_error_t why;
+	json_t *root;
 	int rc;
 
 	*bytes = NULL;
 	*n = 0;
-	if (!c || !(c->b = td_gbuild_create())) {
-		free(c);
-		return td_error_set(err, TD_E_NOMEM, "out of memory");
-	}
-	c->err = err;
-	c->what = "the JSON schema";
-	c->root = json_loads(schema, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &why);
-	if (c->root) {
+	if (!c)
+		return TD_E_NOMEM;
+	c->root = root = json_loads(schema, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &why);
+	if (root) {
 		td__constraint_begin(c->b, thinking);
-		rc = td__schema_value(c, c->root);
+		rc = td__schema_value(c, root);
 	} else {
 		rc = td_error_set(err, TD_E_SCHEMA, "the JSON schema is no JSON: %.200s (line %d, column %d)", why.text, why.line, why.column);
 	}
-	for (int i = 0; i < c->n_made; i++)
-		json_decref(c->made[i]);
-	json_decref(c->root);
-	if (rc)
-		free(c->b);
-	else
-		rc = td__constraint_end(c->b, bytes, n, err);
-	free(c);
+	rc = td__schema_end(c, rc, bytes, n);
+	json_decref(root);
 	return rc;
 }

@@ -14,7 +14,7 @@ enum { TD__RULES_MAX = 2048, TD__PATH_MAX = 400, TD__LEVELS_MAX = 48, TD__MADE_M
 struct td__schema {
 	struct td_gbuild *b;
 	struct td_error *err;
-	json_t *root;
+	json_t *root; /* borrowed; what a $ref is looked up in */
 	const char *what; /* begins an error's sentence */
 	int relaxed; /* what cannot be kept is left out instead of refused */
 	int level;
@@ -27,6 +27,9 @@ struct td__schema {
 	json_t *made[TD__MADE_MAX]; /* schemas that were put together: kept until the end, since rules are known by them */
 };
 
+/* A compiler, NULL with the error set when there is no memory; its end: rc is told on when it isn't 0, else the program is finished as by td__constraint_end. */
+struct td__schema *td__schema_create(const char *what, struct td_error *err);
+int td__schema_end(struct td__schema *c, int rc, uint8_t **bytes, size_t *n);
 /* Appends code for a value of this schema. */
 int td__schema_value(struct td__schema *c, json_t *s);
 /* The same as a rule, once for each schema. */

@@ -182,18 +182,14 @@ static int tools(struct td__schema *c, json_t *functions, const char *choice)
 
 int td_constraint_tools(const char *const *tool, size_t n_tools, const char *choice, int thinking, uint8_t **bytes, size_t *n, struct td_error *err)
 {
-	struct td__schema *c = calloc(1, sizeof(*c));
+	struct td__schema *c = td__schema_create("a tool's parameters", err);
 	json_t *functions = NULL;
 	int rc;
 
 	*bytes = NULL;
 	*n = 0;
-	if (!c || !(c->b = td_gbuild_create())) {
-		free(c);
-		return td_error_set(err, TD_E_NOMEM, "out of memory");
-	}
-	c->err = err;
-	c->what = "a tool's parameters";
+	if (!c)
+		return TD_E_NOMEM;
 	c->relaxed = 1;
 	rc = parse(tool, n_tools, &functions, err);
 	if (!rc && !n_tools)
@@ -202,13 +198,7 @@ int td_constraint_tools(const char *const *tool, size_t n_tools, const char *cho
 		td__constraint_begin(c->b, thinking);
 		rc = tools(c, functions, choice);
 	}
-	for (int i = 0; i < c->n_made; i++)
-		json_decref(c->made[i]);
+	rc = td__schema_end(c, rc, bytes, n); /* its rules point into the functions */
 	json_decref(functions);
-	if (rc)
-		free(c->b);
-	else
-		rc = td__constraint_end(c->b, bytes, n, err);
-	free(c);
 	return rc;
 }

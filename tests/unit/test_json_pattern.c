@@ -12,11 +12,7 @@
 #include "engine/json_schema.h"
 #include "tests/lib/schema_gen.h"
 #include "tests/lib/unit.h"
-
-static struct td_gwalk *walk;
-static struct td_grammar grammar;
-static struct td_gstate state;
-static struct td_error err;
+#include "tests/unit/schema_walk.h"
 
 static int compile(const char *pattern)
 {
@@ -145,20 +141,6 @@ static void broken(void **unused)
 	}
 	print_message("%d of 5000 were patterns\n", compiled);
 	assert_true(compiled > 50);
-}
-
-static int open_walk(void **unused)
-{
-	(void)unused;
-	walk = td_gwalk_create();
-	return !walk;
-}
-
-static int close_walk(void **unused)
-{
-	(void)unused;
-	td_gwalk_destroy(walk);
-	return 0;
 }
 
 int main(void)

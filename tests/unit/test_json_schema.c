@@ -10,11 +10,7 @@
 #include "engine/json_schema.h"
 #include "tests/lib/schema_gen.h"
 #include "tests/lib/unit.h"
-
-static struct td_gwalk *walk;
-static struct td_grammar grammar;
-static struct td_gstate state;
-static struct td_error err;
+#include "tests/unit/schema_walk.h"
 
 static int compile(const char *schema)
 {
@@ -344,20 +340,6 @@ static void tools(void **unused)
 	assert_int_equal(td_constraint_tools(tool, 0, "required", 0, &bytes, &n, &err), TD_E_INVALID);
 	tool[0] = "[]";
 	assert_int_equal(td_constraint_tools(tool, 2, "get", 0, &bytes, &n, &err), TD_E_INVALID);
-}
-
-static int open_walk(void **unused)
-{
-	(void)unused;
-	walk = td_gwalk_create();
-	return !walk;
-}
-
-static int close_walk(void **unused)
-{
-	(void)unused;
-	td_gwalk_destroy(walk);
-	return 0;
 }
 
 int main(void)
