@@ -166,6 +166,8 @@ static int read_numbers(const struct td_daemon_config *c, const Tandem__Sampling
 		o->seed = s->seed;
 	else if (getrandom(&o->seed, sizeof(o->seed), 0) != sizeof(o->seed))
 		return td_error_set(err, TD_E_INTERNAL, "the system gives no random numbers");
+	else
+		o->seed >>= 11; /* 53 bits: whoever is told it in JSON can give it back, whatever his numbers are */
 	return 0;
 }
 

@@ -88,8 +88,8 @@ void td_openai_usage(struct td__text *t, const struct td_openai_usage *u)
 		       N(prompt), N(output), N(prompt) + N(output), N(cached), N(reasoning));
 	td_json_format(t,
 		       "\"tandem\": {\"cycles\": %llu, \"drafted\": %llu, \"accepted\": %llu, \"queue_us\": %llu, \"prefill_us\": %llu, \"decode_us\": %llu, "
-		       "\"gpu_us\": %llu, \"wasted_us\": %llu, \"restarts\": %llu, \"seed\": %llu}}",
-		       N(cycles), N(drafted), N(accepted), N(queue_us), N(prefill_us), N(decode_us), N(gpu_us), N(wasted_us), N(restarts), N(seed));
+		       "\"gpu_us\": %llu, \"wasted_us\": %llu, \"restarts\": %llu, \"seed\": %lld}}",
+		       N(cycles), N(drafted), N(accepted), N(queue_us), N(prefill_us), N(decode_us), N(gpu_us), N(wasted_us), N(restarts), (long long)u->seed);
 #undef N
 }
 

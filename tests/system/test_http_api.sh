@@ -98,7 +98,15 @@ has 'HTTP/1.1 200 '
 post /v1/chat/completions "{$C, \"max_completion_tokens\": 3, \"temperature\": 0.5, \"top_p\": 0.9, \"top_k\": 5, \"min_p\": 0.1, \"repetition_penalty\": 1.1,
 	\"presence_penalty\": 0.5, \"frequency_penalty\": -0.5, \"seed\": -7, \"stop\": [\"zzz\"], \"stop_token_ids\": [5], \"ignore_eos\": true, \"logit_bias\": {\"17\": -100},
 	\"n\": 2, \"deadline_ms\": 60000, \"band\": \"batch\", \"draft_tokens\": 2, \"cache\": false, \"response_format\": {\"type\": \"text\"}, \"tool_choice\": \"none\"}"
-has 'HTTP/1.1 200 ' '"index": 1' '"completion_tokens": 6'
+has 'HTTP/1.1 200 ' '"index": 1' '"completion_tokens": 6' '"seed": -7}'
+# The seed that was drawn is told, and may be given back by a client whose numbers are doubles (below 2^53).
+for i in 1 2 3; do
+	post /v1/completions '{"prompt": "Hello there", "max_tokens": 6, "temperature": 1}'
+	seed=$(sed -n 's/.*"seed": \([-0-9]*\)}.*/\1/p' "$OUT")
+	[ "$seed" -ge 0 ] && [ "$seed" -lt 9007199254740992 ] || fail "the seed that was drawn is $seed"
+	post /v1/completions "{\"prompt\": \"Hello there\", \"max_tokens\": 6, \"temperature\": 1, \"seed\": $seed}"
+	has 'HTTP/1.1 200 ' "\"seed\": $seed}"
+done
 
 # Thinking apart; calls of tools (the prompt that is repeated shows how a call is written)
 post /v1/chat/completions '{"messages": [{"role": "user", "content": "Hello there"}], "chat_template_kwargs": {"enable_thinking": true}, "max_tokens": 9}'
