@@ -372,24 +372,39 @@ static void write_digits(int64_t v, char *out, int n)
 		out[i] = (char)('0' + v % 10);
 }
 
-/* Whole numbers 0 <= lo <= hi. */
+/* Whole numbers 0 <= lo <= hi. Lengths of which all numbers are in are one alternative, so that a plain integer is a few instructions. */
 static void natural(struct td_gbuild *b, int64_t lo, int64_t hi)
 {
 	struct td_galt alt;
-	int64_t least = 0, power = 1;
+	int64_t power = 1;
+	uint32_t first = 0, last = 0; /* lengths that are whole */
 
 	td_gb_alt(&alt);
-	for (int n = 1; n <= TD_GB_DIGITS; n++, least = power) {
-		int64_t most = power * 10 - 1; /* of n digits */
+	if (lo == 0) {
+		td_gb_alt_next(b, &alt);
+		td_gb_byte(b, '0', '0');
+	}
+	for (int n = 1; n <= TD_GB_DIGITS; n++) {
+		int64_t least = power, most = power * 10 - 1; /* of n digits, 0 apart */
 		char from[TD_GB_DIGITS], to[TD_GB_DIGITS];
 
 		power *= 10;
 		if (lo > most || hi < least)
 			continue;
+		if (lo <= least && hi >= most) {
+			first = first ? first : (uint32_t)n;
+			last = (uint32_t)n;
+			continue;
+		}
 		write_digits(lo > least ? lo : least, from, n);
 		write_digits(hi < most ? hi : most, to, n);
 		td_gb_alt_next(b, &alt);
 		same_length(b, from, to, n);
+	}
+	if (first) {
+		td_gb_alt_next(b, &alt);
+		td_gb_byte(b, '1', '9');
+		digits(b, first - 1, last - 1);
 	}
 	td_gb_alt_end(b, &alt);
 }

@@ -204,6 +204,33 @@ static void recursion(void **unused)
 	fail_msg("no bound of depth");
 }
 
+/* Whole lengths and cut ones beside each other, on both sides of 0; and a plain integer is small, so that hundreds of them fit. */
+static void integers(void **unused)
+{
+	static const int64_t range[][2] = {{0, INT64_MAX}, {INT64_MIN, INT64_MAX}, {1, 99}, {0, 9}, {7, 12345}, {-99, -10}, {-1000, 100}, {10, 10}, {0, 0}};
+	char schema[16000], text[20];
+	size_t n = 0;
+
+	(void)unused;
+	for (size_t k = 0; k < sizeof(range) / sizeof(range[0]); k++) {
+		snprintf(schema, sizeof(schema), "{\"type\":\"integer\",\"minimum\":%lld,\"maximum\":%lld}", (long long)range[k][0], (long long)range[k][1]);
+		OK(compile(schema));
+		for (int i = -1200; i < 12500; i++) {
+			snprintf(text, sizeof(text), "%d", i);
+			if (accepts(text) != (i >= range[k][0] && i <= range[k][1]))
+				fail_msg("%s: %d: %d", schema, i, accepts(text));
+		}
+		no("-0");
+		no("007");
+	}
+	for (int i = 0; i < 200; i++)
+		n += (size_t)snprintf(schema + n, sizeof(schema) - n, "%s\"number_%d\":{\"type\":\"integer\"}", i ? "," : "{\"properties\":{", i);
+	snprintf(schema + n, sizeof(schema) - n, "}}");
+	OK(compile(schema));
+	yes("{\"number_0\":-5,\"number_99\":10}");
+	no("{\"number_0\":-05}");
+}
+
 static void corners(void **unused)
 {
 	(void)unused;
@@ -345,7 +372,7 @@ static void tools(void **unused)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(corners), cmocka_unit_test(refusals), cmocka_unit_test(recursion), cmocka_unit_test(long_enum), cmocka_unit_test(tools),
+		cmocka_unit_test(integers), cmocka_unit_test(corners), cmocka_unit_test(refusals), cmocka_unit_test(recursion), cmocka_unit_test(long_enum), cmocka_unit_test(tools),
 		cmocka_unit_test(broken_schemas),
 		cmocka_unit_test(random_schemas),
 	};
