@@ -304,6 +304,7 @@ static int serve(struct td_daemon *d, struct td_error *err)
 	uv_loop_close(&d->loop);
 	td_requests_finish(d);
 	td_tenants_finish(&d->tenants);
+	td_metrics_finish(&d->metrics);
 	td_shm_unmap(d->shm);
 	if (d->shm_fd >= 0)
 		close(d->shm_fd);

@@ -62,6 +62,11 @@ struct td_metrics {
 	uint64_t errors[TD_METRICS_CODES]; /* told to clients, whatever about */
 	uint64_t drafted_at[TD_DRAFT_MAX];
 	struct td_histogram gap, duration, step;
+	struct {
+		char *text; /* NULL: none */
+		size_t n;
+		uint64_t at_us;
+	} kept; /* metrics_text.c's */
 };
 
 /* The meter of a tenant, made when its name is new; never NULL. */
@@ -89,5 +94,11 @@ int td_metrics_meters(const struct td_metrics *m, const struct td_meter *list[TD
 
 /* The text (format 0.0.4, Content-Type "text/plain; version=0.0.4; charset=utf-8"): malloc'd, *n bytes and a NUL; NULL when there is no memory. */
 char *td_metrics_render(const struct td_daemon *d, size_t *n);
+
+/* The same for whoever asks: made anew when the last one is TD_METRICS_KEEP_US old, since anyone may ask in a tight loop, and the loop waits while it is
+ * made. Lent: it stands until the next call. */
+enum { TD_METRICS_KEEP_US = 200000 };
+const char *td_metrics_text(struct td_daemon *d, uint64_t now_us, size_t *n);
+void td_metrics_finish(struct td_metrics *m);
 
 #endif

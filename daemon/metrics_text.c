@@ -401,3 +401,22 @@ char *td_metrics_render(const struct td_daemon *d, size_t *n)
 	}
 	return text;
 }
+
+const char *td_metrics_text(struct td_daemon *d, uint64_t now_us, size_t *n)
+{
+	struct td_metrics *m = &d->metrics;
+
+	if (!m->kept.text || now_us - m->kept.at_us >= TD_METRICS_KEEP_US) {
+		td_metrics_finish(m);
+		m->kept.text = td_metrics_render(d, &m->kept.n);
+		m->kept.at_us = now_us;
+	}
+	*n = m->kept.n;
+	return m->kept.text;
+}
+
+void td_metrics_finish(struct td_metrics *m)
+{
+	free(m->kept.text);
+	m->kept.text = NULL;
+}

@@ -101,7 +101,7 @@ static void metrics(struct td_http *h)
 {
 	struct td_error err;
 	size_t n;
-	char *text = td_metrics_render(h->s->d, &n);
+	const char *text = td_metrics_text(h->s->d, td_now_us(), &n);
 
 	if (!text) {
 		td_error_set(&err, TD_E_NOMEM, "out of memory");
@@ -109,7 +109,6 @@ static void metrics(struct td_http *h)
 		return;
 	}
 	td_http_answer(h, 200, "text/plain; version=0.0.4; charset=utf-8", NULL, text, n);
-	free(text);
 }
 
 static void version(struct td_http *h)

@@ -220,6 +220,42 @@ static void ends(void **state)
 	td_promtext_finish(&p);
 }
 
+/* Between two scrapes that are close nothing is made anew; after a while it is. */
+static void kept(void **state)
+{
+	const char *first, *text;
+	size_t n = 0, again = 0;
+
+	(void)state;
+	first = td_metrics_text(&d, 5000000, &n);
+	assert_non_null(first);
+	assert_int_equal(n, strlen(first));
+	assert_null(strstr(first, "connections_opened_total{protocol=\"http\"} 77\n"));
+	d.metrics.opened[TD_PROTOCOL_HTTP] = 77;
+#if FAILING_ALLOC
+	alloc_countdown = 1;
+#endif
+	text = td_metrics_text(&d, 5000000 + TD_METRICS_KEEP_US - 1, &again);
+#if FAILING_ALLOC
+	assert_int_equal(alloc_countdown, 1); /* a copy is all that it costs */
+	alloc_countdown = 0;
+#endif
+	assert_ptr_equal(text, first);
+	assert_int_equal(again, n);
+	text = td_metrics_text(&d, 5000000 + TD_METRICS_KEEP_US, &again);
+	assert_non_null(text);
+	assert_int_equal(again, strlen(text));
+	assert_non_null(strstr(text, "connections_opened_total{protocol=\"http\"} 77\n"));
+#if FAILING_ALLOC
+	/* No memory: told once, and not for as long as a text is kept. */
+	alloc_countdown = 1;
+	assert_null(td_metrics_text(&d, 9000000, &n));
+	alloc_countdown = 0;
+	assert_non_null(td_metrics_text(&d, 9000001, &n));
+#endif
+	td_metrics_finish(&d.metrics);
+}
+
 #if FAILING_ALLOC
 /* Whichever allocation fails: NULL and nothing lost, or the whole text. */
 static void no_memory(void **state)
@@ -299,6 +335,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(full_tables, setup, teardown),
 		cmocka_unit_test_setup_teardown(way_of_a_request, setup, teardown),
 		cmocka_unit_test_setup_teardown(ends, setup, teardown),
+		cmocka_unit_test_setup_teardown(kept, setup, teardown),
 #if FAILING_ALLOC
 		cmocka_unit_test_setup_teardown(no_memory, setup, teardown),
 #endif
