@@ -18,21 +18,25 @@ struct property {
 
 /* ---- objects --------------------------------------------------------------------------------------------------------------------------------------- */
 
-static int is_required(json_t *required, const char *name)
+/* The names as keys, so that thousands of them are not searched through for each property; NULL: no memory. */
+static json_t *name_set(json_t *names)
 {
-	json_t *one;
+	json_t *set = json_object(), *one;
 	size_t i;
 
-	json_array_foreach (required, i, one)
-		if (json_is_string(one) && !strcmp(json_string_value(one), name))
-			return 1;
-	return 0;
+	json_array_foreach (names, i, one) {
+		if (set && json_is_string(one) && json_object_set_new(set, json_string_value(one), json_true())) {
+			json_decref(set);
+			set = NULL;
+		}
+	}
+	return set;
 }
 
 /* The declared properties, then those that are required without being declared. */
 static int list_properties(struct td__schema *c, json_t *s, json_t *more, struct property **out, size_t *n)
 {
-	json_t *properties = json_object_get(s, "properties"), *required = json_object_get(s, "required"), *one;
+	json_t *properties = json_object_get(s, "properties"), *required = json_object_get(s, "required"), *one, *missing;
 	size_t most = json_object_size(properties) + json_array_size(required), i;
 	const char *name;
 	int rc = 0;
@@ -41,23 +45,24 @@ static int list_properties(struct td__schema *c, json_t *s, json_t *more, struct
 	if ((properties && !json_is_object(properties)) || (required && !json_is_array(required)))
 		return td_error_set(c->err, TD_E_SCHEMA, "%s: properties or required at #%.300s is not what it should be", c->what, c->path);
 	*out = calloc(most ? most : 1, sizeof(**out));
-	if (!*out)
-		return td_error_set(c->err, TD_E_NOMEM, "out of memory");
+	missing = name_set(required);
+	if (!*out || !missing) {
+		rc = td_error_set(c->err, TD_E_NOMEM, "out of memory");
+		goto done;
+	}
 	json_object_foreach (properties, name, one)
-		(*out)[(*n)++] = (struct property){.name = name, .schema = one, .required = is_required(required, name)};
+		(*out)[(*n)++] = (struct property){.name = name, .schema = one, .required = !json_object_del(missing, name)};
 	json_array_foreach (required, i, one) {
 		name = json_string_value(one);
-		if (!name || json_object_get(properties, name))
+		if (!name || json_object_del(missing, name)) /* declared, or named before */
 			continue;
 		if (json_is_false(more) && (rc = td__schema_refuse(c, "required", "names a property that additionalProperties forbids")))
-			return rc;
-		for (size_t k = 0; k < *n && name; k++)
-			if (!strcmp((*out)[k].name, name))
-				name = NULL;
-		if (name)
-			(*out)[(*n)++] = (struct property){.name = name, .schema = json_is_object(more) ? more : json_true(), .required = 1};
+			goto done;
+		(*out)[(*n)++] = (struct property){.name = name, .schema = json_is_object(more) ? more : json_true(), .required = 1};
 	}
-	return 0;
+done:
+	json_decref(missing);
+	return rc;
 }
 
 /* "name": value, as a rule. */

@@ -204,6 +204,39 @@ static void recursion(void **unused)
 	fail_msg("no bound of depth");
 }
 
+/* What is too large is told as that, whatever part it is; tens of thousands of names are looked at once each, not once for each other. */
+static void too_large(void **unused)
+{
+	enum { N = 60000 };
+	char *schema = malloc(N * 64);
+	size_t n = 0;
+
+	(void)unused;
+	n += (size_t)sprintf(schema + n, "{\"properties\":{");
+	for (int i = 0; i < N; i++)
+		n += (size_t)sprintf(schema + n, "%s\"name %d\":{}", i ? "," : "", i);
+	n += (size_t)sprintf(schema + n, "},\"required\":[\"other\"");
+	for (int i = 0; i < N; i++)
+		n += (size_t)sprintf(schema + n, ",\"%s %d\"", i % 2 ? "name" : "more", i);
+	sprintf(schema + n, "]}");
+	assert_int_equal(compile(schema), TD_E_SCHEMA);
+	if (!strstr(err.text, "once compiled"))
+		fail_msg("%s", err.text);
+	n = (size_t)sprintf(schema, "{\"pattern\":\"^(");
+	for (int i = 0; i < 2000; i++)
+		n += (size_t)sprintf(schema + n, "word%d|", i);
+	sprintf(schema + n, "x)$\"}");
+	assert_int_equal(compile(schema), TD_E_SCHEMA);
+	if (!strstr(err.text, "once compiled"))
+		fail_msg("%s", err.text);
+	free(schema);
+	OK(compile("{\"properties\":{\"b\":{},\"a\":{}},\"required\":[\"z\",\"a\",\"z\",\"a\"]}"));
+	yes("{\"a\":1,\"z\":2}");
+	yes("{\"b\":0,\"a\":1,\"z\":2}");
+	no("{\"a\":1}");
+	no("{\"a\":1,\"z\":2,\"z\":2}");
+}
+
 /* Whole lengths and cut ones beside each other, on both sides of 0; and a plain integer is small, so that hundreds of them fit. */
 static void integers(void **unused)
 {
@@ -372,7 +405,7 @@ static void tools(void **unused)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(integers), cmocka_unit_test(corners), cmocka_unit_test(refusals), cmocka_unit_test(recursion), cmocka_unit_test(long_enum), cmocka_unit_test(tools),
+		cmocka_unit_test(integers), cmocka_unit_test(too_large), cmocka_unit_test(corners), cmocka_unit_test(refusals), cmocka_unit_test(recursion), cmocka_unit_test(long_enum), cmocka_unit_test(tools),
 		cmocka_unit_test(broken_schemas),
 		cmocka_unit_test(random_schemas),
 	};
