@@ -84,7 +84,7 @@ static int take_length(struct td_http_framing *f, const char *v, size_t n, const
 }
 
 struct seen {
-	int hosts, encodings;
+	int hosts, encodings, keys, types;
 };
 
 static int take_field(struct td_http_framing *f, struct seen *seen, const char *name, size_t k, const char *v, size_t n, const char **why)
@@ -103,6 +103,12 @@ static int take_field(struct td_http_framing *f, struct seen *seen, const char *
 		if (!same(v, n, "100-continue"))
 			return 417;
 		f->expects = 1;
+	} else if (same(name, k, "Authorization")) { /* a proxy may have looked at the other one */
+		*why = "Authorization is given twice";
+		return seen->keys++ ? 400 : 0;
+	} else if (same(name, k, "Content-Type")) {
+		*why = "Content-Type is given twice";
+		return seen->types++ ? 400 : 0;
 	}
 	return 0;
 }

@@ -509,6 +509,8 @@ static int put_together(struct td__openai_reader *r)
 		r->s->logprobs = 0;
 		if (r->top_logprobs && (rc = take_int(r, "top_logprobs", r->top_logprobs, &r->s->logprobs)))
 			return rc;
+		if (r->s->logprobs < 0 || r->s->logprobs > TD_TOP_MAX) /* by the name that was given: the engine's is another */
+			return td__openai_fail(r, "top_logprobs", TD_E_INVALID, "top_logprobs is %d; it must be from 0 to %d", r->s->logprobs, TD_TOP_MAX);
 	}
 	if (r->stream_options && !q->stream)
 		return td__openai_fail(r, "stream_options", TD_E_INVALID, "stream_options is only for stream = true");

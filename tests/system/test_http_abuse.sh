@@ -35,6 +35,8 @@ grep -q '^Allow: GET, HEAD, OPTIONS' "$OUT" || fail "no Allow"
 # Fields
 case_of 400 'GET /health HTTP/1.1\r\n\r\n'
 case_of 400 'GET /health HTTP/1.1\r\nHost: x\r\nHost: y\r\n\r\n'
+case_of 400 'GET /health HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer one-long-key\r\nauthorization: Bearer other-long-key\r\n\r\n'
+case_of 400 "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: text/plain\r\n${J}Content-Length: 15\r\n\r\n{\"prompt\": \"a\"}"
 case_of 400 'GET /health HTTP/1.1\r\nHost : x\r\n\r\n'
 case_of 400 'GET /health HTTP/1.1\r\nHost: x\r\nX: a\r\n b\r\n\r\n'
 case_of 400 'GET /health HTTP/1.1\r\nHost: x\r\nX: a\000b\r\n\r\n'

@@ -142,6 +142,7 @@ post /v1/chat/completions '{}' && refused 400 '"messages"' invalid_argument
 post /v1/chat/completions '{"messages": [{"role": "robot", "content": "a"}]}' && has 'HTTP/1.1 400 '
 post /v1/chat/completions '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}' && refused 400 '"messages"' invalid_argument
 post /v1/chat/completions "{$C, \"top_logprobs\": 2}" && refused 400 '"top_logprobs"' invalid_argument
+post /v1/chat/completions "{$C, \"logprobs\": true, \"top_logprobs\": 21}" && refused 400 '"top_logprobs"' invalid_argument
 post /v1/chat/completions "{$C, \"tool_choice\": \"required\"}" && refused 400 '"tool_choice"' invalid_argument
 post /v1/completions '{"prompt": "a", "deadline_ms": 5, "max_tokens": 4000}' && has 'HTTP/1.1 504 ' deadline
 
