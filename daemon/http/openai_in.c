@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/http/openai_impl.h"
+#include "kernels/kernels.h"
 
 enum { PROMPTS_MAX = TD_OPENAI_CHOICES_MAX };
 
