@@ -219,6 +219,11 @@ static void arena(struct td_child *c, Tandem__Worker__Message *m)
 		td_child_kill(c, TD_E_PROTOCOL, "it offers an arena that nobody expects");
 		return;
 	}
+	if (!td_model_is_of(&c->d->cfg, &c->d->model, c == &c->d->target, m->arena->fingerprint)) {
+		td_child_kill(c, TD_E_MISMATCH, "the model changed: the files in %s are others than those that tandemd read when it started; restart tandemd to serve "
+			      "what is there", c == &c->d->target ? c->d->cfg.target : c->d->cfg.drafter);
+		return;
+	}
 	l->new_arena = m->arena;
 	m->arena = NULL;
 	m->body_case = TANDEM__WORKER__MESSAGE__BODY__NOT_SET;

@@ -115,10 +115,13 @@ struct td_model {
 	char *target_worker, *drafter_worker; /* executables */
 	struct td_memplan memory;
 	int memory_known;
+	char target_files[TD_IDENTITY], drafter_files[TD_IDENTITY]; /* of the folders when their config.json was read; empty: they could not be looked at */
 };
 
 int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
 void td_model_finish(struct td_model *m);
+/* 1 when an arena of this fingerprint holds what the folder held when tandemd read it, for its device and form. */
+int td_model_is_of(const struct td_daemon_config *c, const struct td_model *m, int is_target, const char *fingerprint);
 char *td_model_beside(const char *name); /* path of something beside this executable; malloc'd, or NULL */
 /* Reads the heads of the weight files. What no other start would find different (a file or tensor that is missing, damaged, of a wrong shape) is an error;
  * that memory can't be planned for another reason is only told. */

@@ -4,7 +4,7 @@
  * For each worker one message stores two descriptors under one name: the arena, and a small sealed memfd with what tandemd knows of it (the packed Arena
  * message: size, fingerprint, checksums). They come back with $LISTEN_FDS. Both together or none: an arena without its note is worth nothing.
  * What comes back goes to the workers by the same way as after a worker's death, so it is the worker that looks at every checksum. Before that its
- * fingerprint must be that of the folder as it is now, for this build, backend and form: a new tandemd serves what the configuration names. Whatever else
+ * fingerprint must be that of the folder as this tandemd read it, for this build, backend and form: a new tandemd serves what the configuration names. Whatever else
  * is there is given up, and that is waited for (it may be all of a GPU's memory) before a worker starts. A worker that does not get ready with what was kept
  * is not given it a second time (supervisor.c).
  * What must never happen: that what was stored, however damaged, ends tandemd or keeps it from loading the files.
@@ -100,17 +100,13 @@ static Tandem__Worker__Arena *note_read(int fd, uint64_t *sum)
 static const char *misfit(const struct td_child *c, const Tandem__Worker__Arena *arena, int fd)
 {
 	const struct td_daemon *d = c->d;
-	const struct td_ops ops = {.name = d->model.device};
-	const char *dir = c == &d->target ? d->cfg.target : d->cfg.drafter;
-	char now[256];
-	struct td_error err;
 	struct stat st;
 
 	if (strcmp(arena->name, c->name) || arena->size == 0 || arena->n_checksum > CHECKSUMS_MAX)
 		return "its note is of something else";
-	if (td_weights_fingerprint(&ops, dir, !strcmp(d->cfg.weights, "bf16"), now, &err))
+	if (!(c == &d->target ? d->model.target_files : d->model.drafter_files)[0])
 		return "the model's files can't be looked at";
-	if (strcmp(arena->fingerprint, now))
+	if (!td_model_is_of(&d->cfg, &d->model, c == &d->target, arena->fingerprint))
 		return "it holds another model, or is of another build or form";
 	if (fstat(fd, &st) < 0 || (!td_device_is_gpu(&d->model) && !S_ISREG(st.st_mode)) || (S_ISREG(st.st_mode) && (uint64_t)st.st_size != arena->size))
 		return "its size is not that of its note";

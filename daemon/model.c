@@ -56,6 +56,33 @@ static int is_folder(const char *setting, const char *path, struct td_error *err
 	return 0;
 }
 
+/* What can't be looked at is told by whoever reads it next. */
+static void identify(const char *dir, char identity[TD_IDENTITY])
+{
+	struct td_error err;
+
+	if (td_weights_identity(dir, identity, &err))
+		identity[0] = 0;
+}
+
+/* First of all: a file that is replaced from now on is noticed when a worker has read it. */
+static void identify_both(const struct td_daemon_config *c, struct td_model *m)
+{
+	identify(c->target, m->target_files);
+	if (strcmp(c->drafter, "none"))
+		identify(c->drafter, m->drafter_files);
+}
+
+int td_model_is_of(const struct td_daemon_config *c, const struct td_model *m, int is_target, const char *fingerprint)
+{
+	const char *files = is_target ? m->target_files : m->drafter_files;
+	const struct td_ops ops = {.name = m->device};
+	char ours[256];
+
+	td_weights_fingerprint_of(&ops, files, !strcmp(c->weights, "bf16"), ours);
+	return !files[0] || !strcmp(fingerprint, ours);
+}
+
 static int load_configs(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	int rc;
@@ -293,6 +320,7 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 	int rc;
 
 	memset(m, 0, sizeof(*m));
+	identify_both(c, m);
 	if ((rc = load_configs(c, m, err)) || (rc = load_tokenizer(c, m, err)) || (rc = plan(c, m, err)) ||
 	    (rc = find_worker("engine.target_worker", c->target_worker, "tandem-target", &m->target_worker, err)) ||
 	    (m->has_drafter && (rc = find_worker("engine.drafter_worker", c->drafter_worker, "tandem-drafter", &m->drafter_worker, err)))) {

@@ -159,6 +159,10 @@ void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
 /* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: tells whether a folder is still what was loaded. */
 int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err);
+/* The same in two steps, for who learns of the backend later: what the folder holds, then its fingerprint. Of `ops` only the name is used. */
+enum { TD_IDENTITY = 128 };
+int td_weights_identity(const char *dir, char identity[TD_IDENTITY], struct td_error *err);
+void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int expand, char fingerprint[256]);
 
 /* y = W x for a fused map: one td_ops.linear per part. */
 void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y);

@@ -40,28 +40,55 @@ void td__fingerprint_head(const struct td_ops *ops, int expand, char head[96])
 	snprintf(head, 96, "layout=%d version=%s backend=%s%s ", LAYOUT, TD_VERSION, ops->name, expand ? " weights=bf16" : "");
 }
 
-int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err)
+static int identity(const char *dir, const struct td_st *st, char out[TD_IDENTITY], struct td_error *err)
 {
-	char files[96] = "", head[96];
+	char files[96] = "";
 	uint64_t config = 0;
 	int rc = config_hash(dir, &config, err);
 
 	if (rc)
 		return rc;
 	td_st_identity(st, files, sizeof(files));
-	td__fingerprint_head(ops, expand, head);
-	snprintf(fingerprint, 256, "%s%s config=%016llx", head, files, (unsigned long long)config);
+	snprintf(out, TD_IDENTITY, "%s config=%016llx", files, (unsigned long long)config);
 	return 0;
 }
 
-int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err)
+int td_weights_identity(const char *dir, char out[TD_IDENTITY], struct td_error *err)
 {
 	struct td_st *st = NULL;
 	int rc = td_st_open(dir, &st, err);
 
 	if (!rc)
-		rc = td__fingerprint(ops, dir, st, expand, fingerprint, err);
+		rc = identity(dir, st, out, err);
 	td_st_close(st);
+	return rc;
+}
+
+void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int expand, char fingerprint[256])
+{
+	char head[96];
+
+	td__fingerprint_head(ops, expand, head);
+	snprintf(fingerprint, 256, "%s%s", head, identity);
+}
+
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err)
+{
+	char what[TD_IDENTITY];
+	int rc = identity(dir, st, what, err);
+
+	if (!rc)
+		td_weights_fingerprint_of(ops, what, expand, fingerprint);
+	return rc;
+}
+
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err)
+{
+	char what[TD_IDENTITY];
+	int rc = td_weights_identity(dir, what, err);
+
+	if (!rc)
+		td_weights_fingerprint_of(ops, what, expand, fingerprint);
 	return rc;
 }
 

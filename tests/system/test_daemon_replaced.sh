@@ -121,6 +121,37 @@ grep -q "error target: target: the model changed: the weights in memory can't be
 	fail "the log does not say that the model changed"
 stop
 
+# Replaced after tandemd read config.json and before the worker's first load: nothing is served of it.
+mkdir "$T/late"
+for w in target drafter; do
+	cat >"$T/late/tandem-$w" <<-END
+	#!/bin/sh
+	if [ -e "$T/late/$w" ]; then
+		rm "$T/late/$w"
+		cp "$T/m/$w-int4/model.safetensors" "$T/m/new"
+		mv "$T/m/new" "$T/m/$w-int4/model.safetensors"
+	fi
+	exec "$BIN/tandem-$w" "\$@"
+	END
+	chmod +x "$T/late/tandem-$w"
+done
+for late in target drafter; do
+	lay
+	: >"$T/late/$late"
+	start --engine.target_worker="$T/late/tandem-target" --engine.drafter_worker="$T/late/tandem-drafter" --engine.slots=1 --engine.context=512 \
+		--model.target="$T/m/target-int4" --model.drafter="$T/m/drafter-int4"
+	raw <<-END
+	greet 0
+	timeout 60000
+	wait_status "state=failed"
+	gen tag=1 chat="user:count the lines of all C files" max_tokens=9
+	until "tag=1 error code=model_mismatch text=the $late worker cannot be had: the model changed: the files in $T/m/$late-int4 are others than those that tandemd read"
+	END
+	grep -q '; restart tandemd to serve what is there' "$OUT" || fail "it is not told what to do"
+	[ ! -e "$T/late/$late" ] || fail "nothing was replaced"
+	stop
+done
+
 # A new start serves what is there now.
 lay
 replace

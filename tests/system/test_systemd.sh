@@ -5,7 +5,7 @@
 . "$(dirname "$0")/systemd_lib.sh"
 
 # ---- ready when both workers are; a start's time limit goes on as long as it gets on; the environment is not the workers'
-export FAKE_TARGET=step_us=1000,load_ms=2500 FAKE_DRAFTER=step_us=200,load_ms=600
+export FAKE_TARGET=step_us=1000,load_ms=1500 FAKE_DRAFTER=step_us=200,load_ms=1300
 manage watchdog_ms=4000 start_ms=2000 --
 tell start
 see '^say STATUS=Loading: the configuration'

@@ -38,6 +38,7 @@
 
 #include "engine/clock.h"
 #include "engine/control.h"
+#include "engine/model.h"
 #include "engine/shm.h"
 
 enum { FD_SOCK = 3, ARENA_BYTES = 8192, WAIT_MS = 20 };
@@ -62,6 +63,7 @@ static struct {
 	struct td_bell *bell;
 	struct td_ring *out;
 	int shm_fd, events_fd, arena_fd;
+	char fingerprint[256]; /* of the folder, as a real one's would be */
 	uint32_t epoch, step;
 	uint64_t steps, commits;
 	int draining, gpu;
@@ -200,7 +202,7 @@ static int arena(void)
 		_exit(3);
 	a.name = (char *)w.name;
 	a.size = ARENA_BYTES;
-	a.fingerprint = (char *)"fake";
+	a.fingerprint = w.fingerprint;
 	a.block = 4096;
 	a.n_checksum = 1;
 	a.checksum = &checksum;
@@ -327,6 +329,7 @@ static void start(const char *path)
 	if (!w.is_target && !m->configure->target)
 		_exit(6); /* the drafter must be told of the target's arena */
 	w.epoch = m->configure->epoch;
+	must(td_weights_fingerprint(&(struct td_ops){.name = m->configure->device}, m->configure->model_dir, m->configure->expand, w.fingerprint, &err), &err);
 	take_fds(m->configure);
 	take_device(m->configure);
 	tandem__worker__message__free_unpacked(m, NULL);
