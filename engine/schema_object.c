@@ -1,8 +1,7 @@
 /*
  * schema_object.c: objects, arrays and strings of a JSON schema as grammar code.
  *
- * Properties come in the schema's order. The code of an object is two rows: one for "nothing was written yet", one for "something was, so a comma
- * comes first"; each property leads from either row to its place in the second.
+ * Properties come in the schema's order. The code of an object is one row of them, see row().
  */
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +12,7 @@ struct property {
 	const char *name;
 	json_t *schema;
 	int required, rule;
-	int jump; /* of the first row, to be led to the second */
+	int end; /* the way from behind it to the end of the object; -1: there is none */
 };
 
 /* ---- objects --------------------------------------------------------------------------------------------------------------------------------------- */
@@ -123,50 +122,37 @@ static void skip_end(struct td__schema *c, int at)
 	c->b->node[at].b = (uint16_t)c->b->n_nodes;
 }
 
-static void rows(struct td__schema *c, struct property *p, size_t n, int other)
+/* From the first property on: each may be passed by as far as the next required one, and behind each comes the end, or a comma and what follows.
+ * All ways to a property lead through one place, so a state has one item for each that may come next, however the blanks before it are. */
+static void row(struct td__schema *c, struct property *p, size_t n, int other)
 {
 	struct td_gbuild *b = c->b;
-	int last = -1, closed = -1, comma, over;
-	size_t i;
+	size_t last = 0; /* behind the last required one */
+	int empty = -1, pass = -1, comma, over;
 
 	td_gb_byte(b, '{', '{');
 	td_gb_space(b);
-	for (i = 0; i < n; i++) { /* nothing was written yet */
-		int pass = p[i].required ? -1 : skip(c);
+	for (size_t i = 0; i < n; i++)
+		last = p[i].required ? i + 1 : last;
+	if (!last && (n || other >= 0))
+		empty = skip(c);
+	for (size_t i = 0; i < n; i++) {
+		int more = i + 1 < n || other >= 0;
 
-		td_gb_call(b, p[i].rule);
-		p[i].jump = td_gb_emit(b, TD_G_JUMP, 0, 0, 0, 0);
-		if (pass < 0)
-			break;
-		skip_end(c, pass);
-	}
-	if (i == n) {
-		if (other >= 0) {
-			int pass = skip(c);
-
-			td_gb_call(b, other);
-			last = td_gb_emit(b, TD_G_JUMP, 0, 0, 0, 0);
-			skip_end(c, pass);
-		}
-		td_gb_byte(b, '}', '}');
-		closed = td_gb_emit(b, TD_G_JUMP, 0, 0, 0, 0);
-	}
-	for (size_t k = 1; k <= n; k++) { /* something was; the first row went no further than its first required property */
-		if (k - 1 <= i)
-			b->node[p[k - 1].jump].a = (uint16_t)b->n_nodes;
-		if (k == n)
-			break;
-		int pass = p[k].required ? -1 : skip(c);
-
-		td_gb_byte(b, ',', ',');
-		td_gb_space(b);
-		td_gb_call(b, p[k].rule);
 		if (pass >= 0)
 			skip_end(c, pass);
+		pass = p[i].required || !more ? -1 : skip(c);
+		td_gb_call(b, p[i].rule);
+		p[i].end = more && i + 1 >= last ? skip(c) : -1;
+		if (more) {
+			td_gb_byte(b, ',', ',');
+			td_gb_space(b);
+		}
 	}
-	if (last >= 0)
-		b->node[last].a = (uint16_t)b->n_nodes;
+	if (pass >= 0)
+		skip_end(c, pass);
 	if (other >= 0) {
+		td_gb_call(b, other);
 		comma = td_gb_rule(b, &over);
 		td_gb_byte(b, ',', ',');
 		td_gb_space(b);
@@ -174,10 +160,13 @@ static void rows(struct td__schema *c, struct property *p, size_t n, int other)
 		td_gb_rule_end(b, over);
 		td_gb_repeat(b, comma, 0, TD_G_FOREVER);
 	}
+	for (size_t i = 0; i < n; i++)
+		if (p[i].end >= 0)
+			skip_end(c, p[i].end);
 	td_gb_space(b);
+	if (empty >= 0)
+		skip_end(c, empty);
 	td_gb_byte(b, '}', '}');
-	if (closed >= 0)
-		b->node[closed].a = (uint16_t)b->n_nodes;
 }
 
 int td__schema_object(struct td__schema *c, json_t *s)
@@ -197,7 +186,7 @@ int td__schema_object(struct td__schema *c, json_t *s)
 	if (!rc && more && !json_is_false(more))
 		rc = other_rule(c, more, p, n, &other);
 	if (!rc)
-		rows(c, p, n, other);
+		row(c, p, n, other);
 	free(p);
 	return rc;
 }

@@ -260,7 +260,12 @@ static void integers(void **unused)
 		n += (size_t)snprintf(schema + n, sizeof(schema) - n, "%s\"number_%d\":{\"type\":\"integer\"}", i ? "," : "{\"properties\":{", i);
 	snprintf(schema + n, sizeof(schema) - n, "}}");
 	OK(compile(schema));
-	yes("{\"number_0\":-5,\"number_99\":10}");
+	yes("{\"number_0\":-5,\"number_199\":10}"); /* whatever is between them may be left out */
+	yes("{ \"number_199\": 0}");
+	yes("{\"number_3\":1,\n\t\"number_4\":1, \"number_198\":1}");
+	yes("{}");
+	no("{\"number_3\":1,}");
+	no("{\"number_4\":1,\"number_3\":1}");
 	no("{\"number_0\":-05}");
 }
 
