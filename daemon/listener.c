@@ -62,6 +62,24 @@ static int make_folder(const char *path, mode_t mode, struct td_error *err)
 	return 0;
 }
 
+/* It is written to, so it must be a file of its own: a link that the folder's owner put there would have root write somewhere else. What root makes in somebody's
+ * folder is given to him, or he could not lock it the next time. The descriptor, or an error's code. */
+static int open_lock(const char *dir, const char *path, struct td_error *err)
+{
+	int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600), rc = 0;
+	struct stat st, folder;
+
+	if (fd < 0 && errno != ELOOP && errno != EISDIR && errno != ENXIO)
+		return td_error_set(err, path_code(), "cannot open %s: %s", path, strerror(errno));
+	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_nlink > 1)
+		rc = td_error_set(err, TD_E_INVALID, "%s is not a file of its own; remove it, or set tandem.runtime_dir", path);
+	else if (geteuid() == 0 && st.st_uid == 0 && stat(dir, &folder) == 0 && folder.st_uid && fchown(fd, folder.st_uid, folder.st_gid) < 0)
+		rc = td_error_set(err, path_code(), "cannot give %s to the owner of its folder: %s", path, strerror(errno));
+	if (rc && fd >= 0)
+		close(fd);
+	return rc ? rc : fd;
+}
+
 int td_listener_lock(struct td_daemon *d, struct td_error *err)
 {
 	const char *dir = d->cfg.runtime_dir;
@@ -75,9 +93,8 @@ int td_listener_lock(struct td_daemon *d, struct td_error *err)
 	if ((rc = make_folder(dir, 0755, err)))
 		return td_error_prefix(err, "tandem.runtime_dir");
 	snprintf(path, sizeof(path), "%s/lock", dir);
-	fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-	if (fd < 0)
-		return td_error_set(err, path_code(), "cannot open %s: %s", path, strerror(errno));
+	if ((fd = open_lock(dir, path, err)) < 0)
+		return fd;
 	if (flock(fd, LOCK_EX | LOCK_NB) < 0) {
 		char pid[32] = "";
 		ssize_t n = pread(fd, pid, sizeof(pid) - 1, 0);

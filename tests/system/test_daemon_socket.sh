@@ -111,6 +111,20 @@ refused 2 'cannot make the folder /proc/x' --tandem.runtime_dir=/proc/x
 refused 2 'something that is not a socket is there' --tandem.socket="$T/c.ini"
 [ -s "$T/c.ini" ] || fail "a file that is no socket was removed"
 refused 2 'cannot open the log file /nowhere/log' --tandem.log_file=/nowhere/log
+# The lock is written to: nothing else may be in its place, least of all somebody's file by a link.
+mkdir "$T/odd"
+echo precious >"$T/precious"
+for make in 'ln -s' ln 'ln -sf /dev/null' mkfifo mkdir; do
+	case $make in *null) $make "$T/odd/lock" ;; ln*) $make "$T/precious" "$T/odd/lock" ;; *) $make "$T/odd/lock" ;; esac
+	refused 2 "$T/odd/lock is not a file of its own" --tandem.runtime_dir="$T/odd"
+	rm -rf "$T/odd/lock"
+done
+[ "$(cat "$T/precious")" = precious ] || fail "a file that the lock was linked to was written to: $(cat "$T/precious")"
+if [ "$(id -u)" = 0 ]; then # what root started once in the service's folder is no obstacle for the service
+	chown 65534:65534 "$T/odd"
+	refused 2 'cannot make' --tandem.runtime_dir="$T/odd" --tandem.socket=/nowhere/s
+	[ "$(stat -c %u "$T/odd/lock")" = 65534 ] || fail "the lock in a folder of user 65534 belongs to $(stat -c %u "$T/odd/lock")"
+fi
 [ -z "$(find "$T" -name '*.ipc')" ] && [ ! -e "$SOCK" ] || fail "a refused start left sockets behind"
 
 # ---- only the runtime folder is chosen: the socket's folder is the default one, and is made
