@@ -64,7 +64,19 @@ run "$T/ini" 2>"$T/log" &
 PID=$!
 "$X/usr/bin/tandem" status --socket "$T/s" --wait 60 >"$T/said" 2>&1 || fail "the unpacked daemon does not serve: $(cat "$T/said")"
 "$X/usr/bin/tandem" run --socket "$T/s" --max-tokens 8 hello >"$T/said" 2>&1 || fail "no answer: $(cat "$T/said")"
-kill -TERM $PID
+# A removal ends it, also where no service manager runs; an upgrade does not, nor anything else that the lock may name.
+prerm() {
+	sed "s|/run/systemd/system|$T/none|; s|/run/tandem/lock|$1|; s|/usr/bin/tandemd|$X/usr/bin/tandemd|g" "$X/DEBIAN/prerm" >"$T/prerm"
+	timeout 60 sh "$T/prerm" "$2" >"$T/said" 2>&1 || fail "prerm $2: code $?, $(cat "$T/said")"
+}
+prerm "$T/run/lock" upgrade
+kill -0 $PID || fail "an upgrade ended what runs"
+for named in $$ '' 'x; false' 0; do
+	echo "$named" >"$T/lock"
+	prerm "$T/lock" remove
+done
+prerm "$T/run/lock" remove
+[ ! -e "$T/s" ] || fail "a removal leaves it running"
 wait $PID || fail "it ended with code $?"
 PID=
 echo "four packages: $(du -shc "$D"/*.deb | tail -n 1 | cut -f 1) with gzip"
