@@ -43,6 +43,23 @@ static void refuse(struct td_daemon *d, struct td_request *r)
 	td_request_fail(d, r, TD_E_DRAINING, "tandemd is ending");
 }
 
+/* Its answer is under way: it was interrupted, or is one of several choices and others have begun. */
+static int has_begun(const struct td_request *r)
+{
+	const struct td_request *o = r->session && r->session->protocol->one_call ? r->session->requests : NULL;
+
+	for (; o; o = o->session_next)
+		if (o->state == TD_REQ_RUNNING || td_commitlog_outputs(&o->log))
+			return 1;
+	return td_commitlog_outputs(&r->log) > 0;
+}
+
+static void refuse_new(struct td_daemon *d, struct td_request *r)
+{
+	if (!has_begun(r))
+		refuse(d, r);
+}
+
 static void cancel(struct td_daemon *d, struct td_request *r)
 {
 	td_request_end(d, r, TANDEM__FINISH_REASON__CANCELLED);
@@ -92,7 +109,7 @@ static void drain_begin(struct td_daemon *d)
 	td_log(TD_LOG_INFO, "ending: running requests have %d s", d->cfg.drain_s);
 	td_notify_stopping(d);
 	td_listener_close(d);
-	each_request(d, TD_REQ_QUEUED, refuse);
+	each_request(d, TD_REQ_QUEUED, refuse_new);
 }
 
 static void drain_finish(struct td_daemon *d, int at_once)

@@ -41,6 +41,7 @@ struct td_session_protocol {
 	void (*check)(struct td_session *s, uint64_t now_us); /* once per tick while it is open: time limits */
 	void (*closing)(struct td_session *s); /* gives back the protocol's state */
 	int answers_eof; /* a client that only ended its side gets what is written already */
+	int one_call; /* all its requests are choices of one answer */
 	int resumes; /* a request whose client is lost waits for Resume; else it is cancelled */
 };
 extern const struct td_session_protocol td_frames;

@@ -110,6 +110,7 @@ void td_http_answer(struct td_http *h, int status, const char *type, const char 
 {
 	char length[64];
 
+	h->close_after |= h->s->d->draining != 0;
 	snprintf(length, sizeof(length), status == 204 ? "" : "Content-Length: %zu\r\n", n);
 	put_head(h, status, type, extra, length);
 	if (h->method != HTTP_HEAD)
@@ -137,6 +138,8 @@ void td_http_answer_error(struct td_http *h, int status, const struct td_error *
 
 	if (!status)
 		status = td_error_http(e->code);
+	if (e->code == TD_E_DRAINING && (!extra || !*extra))
+		extra = "Retry-After: 5\r\n"; /* another one may be up by then */
 	td_openai_error(&t, status, e, param, code);
 	if (t.failed)
 		h->close_after = 1;
@@ -164,7 +167,7 @@ void td_http_stream_write(struct td_http *h, const char *data, size_t n)
 
 void td_http_stream_end(struct td_http *h, int close_after)
 {
-	h->close_after |= close_after;
+	h->close_after |= close_after || h->s->d->draining;
 	if (h->framing.minor)
 		put(h, "0\r\n\r\n", 5);
 	message_over(h);
@@ -615,4 +618,5 @@ const struct td_session_protocol td_http = {
 	.check = check,
 	.closing = closing,
 	.answers_eof = 1,
+	.one_call = 1,
 };

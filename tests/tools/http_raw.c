@@ -8,7 +8,7 @@
  *                                     IDLE connections that say nothing, STREAMS at once with the request in FILE: times between events, in microseconds,
  *                                     of GAPS of them at most
  * ADDRESS: a path, or 127.0.0.1:PORT. Options before it: -w MS (wait so long for more, 2000), -s BYTES (send so many at a time), -d MS (and pause so long),
- * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long).
+ * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long), -i (send standard input as it comes).
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static int wait_ms = 2000, piece, pause_ms, end_side, hang_ms, deaf_ms;
+static int wait_ms = 2000, piece, pause_ms, end_side, hang_ms, deaf_ms, as_it_comes;
 
 static void die(const char *what)
 {
@@ -98,15 +98,43 @@ static int take(int fd, int ms)
 		return 0;
 	}
 	fwrite(buf, 1, (size_t)n, stdout);
+	fflush(stdout); /* a test may wait for it */
 	return 1;
+}
+
+/* Standard input as it comes, until either side ends. 0 when the other did. */
+static int relay(int fd)
+{
+	struct pollfd p[2] = {{0, POLLIN, 0}, {fd, POLLIN, 0}};
+	char buf[4096];
+	ssize_t n;
+
+	for (;;) {
+		if (poll(p, 2, wait_ms) <= 0)
+			return 1;
+		if (p[1].revents && !take(fd, 0))
+			return 0;
+		if (!p[0].revents)
+			continue;
+		n = read(0, buf, sizeof(buf));
+		if (n <= 0)
+			return 1;
+		if (send(fd, buf, (size_t)n, MSG_NOSIGNAL) != n)
+			return 0;
+	}
 }
 
 static int talk(const char *address)
 {
 	uint64_t began = now_us();
 	int fd = dial(address), rc = 1;
-	size_t n, at = 0;
-	char *data = read_all(stdin, &n);
+	size_t n = 0, at = 0;
+	char *data = NULL;
+
+	if (as_it_comes)
+		rc = relay(fd);
+	else
+		data = read_all(stdin, &n);
 
 	while (at < n && rc) {
 		size_t some = piece && (size_t)piece < n - at ? (size_t)piece : n - at;
@@ -386,12 +414,12 @@ int main(int argc, char **argv)
 	int c;
 
 	signal(SIGPIPE, SIG_IGN);
-	while ((c = getopt(argc, argv, "+w:s:d:h:r:e")) > 0) {
+	while ((c = getopt(argc, argv, "+w:s:d:h:r:ei")) > 0) {
 		int value = optarg ? atoi(optarg) : 1;
 
 		if (c == '?')
 			return 2;
-		*(c == 'w' ? &wait_ms : c == 's' ? &piece : c == 'd' ? &pause_ms : c == 'h' ? &hang_ms : c == 'r' ? &deaf_ms : &end_side) = value;
+		*(c == 'w' ? &wait_ms : c == 's' ? &piece : c == 'd' ? &pause_ms : c == 'h' ? &hang_ms : c == 'r' ? &deaf_ms : c == 'i' ? &as_it_comes : &end_side) = value;
 	}
 	argc -= optind;
 	argv += optind;
