@@ -36,6 +36,15 @@ if systemd-analyze --help | grep -q -e '--offline'; then
 	systemd-analyze --no-pager --offline=true --threshold=20 security "$U" >"$T/said" 2>&1 || fail "exposure above 2.0: $(tail -n 40 "$T/said")"
 	tail -n 1 "$T/said" | sed 's/^[^A-Za-z]*//' # the figure
 fi
+# One tandemd for each GPU, as docs/scaling.md makes it of this unit: sound, and enabling it enables nothing else.
+mkdir -p "$T/many/etc/systemd/system"
+awk 'NR == FNR { if (/tandemd@\.service/) on = 1; else if (!NF) on = 0; else if (on) { k = $1; sub(/=.*/, "", k); sub(/^ */, ""); new[k] = new[k] $0 "\n" } next }
+	{ k = $0; sub(/=.*/, "", k); if (k in new) { printf "%s", new[k]; new[k] = "" } else print }' docs/scaling.md "$U" >"$T/many/etc/systemd/system/tandemd@.service"
+grep -q '^RuntimeDirectory=tandem%i$' "$T/many/etc/systemd/system/tandemd@.service" || fail "docs/scaling.md does not say what to change"
+cp "$T/units"/*.socket "$T/many/etc/systemd/system/"
+systemctl --root="$T/many" enable tandemd@0 tandemd@1 >"$T/said" 2>&1 || fail "systemctl enable tandemd@0: $(cat "$T/said")"
+links=$(find "$T/many" -type l | sed 's|.*/||' | sort | tr '\n' ' ')
+[ "$links" = 'tandemd@0.service tandemd@1.service ' ] || fail "enabling tandemd@0 and tandemd@1 enables $links"
 cp systemd/tandem.sysusers "$T/tandem.conf"
 if systemd-sysusers --help 2>/dev/null | grep -q -e '--dry-run'; then
 	mkdir "$T/root"
