@@ -139,7 +139,7 @@ complete -c tandemd -l http.socket -r -F -d 'Unix socket for HTTP, the OpenAI AP
 complete -c tandemd -l http.socket_mode -r -F -d 'its permissions, octal'
 complete -c tandemd -l http.listen -r -F -d 'address and port for HTTP, such as 127.0.0.1:8080; empty: none'
 complete -c tandemd -l http.allow_remote -r -f -a 'yes no' -d 'yes: http.listen may be another than a loopback address (yes|no)'
-complete -c tandemd -l http.require_key -r -f -a 'auto yes no' -d 'on http.listen: no: who gives no API key is the tenant default; auto: yes as soon as a tenant has keys, or for an address that is not loopback (auto|yes|no)'
+complete -c tandemd -l http.require_key -r -f -a 'auto yes no' -d 'on http.listen: no: who gives no API key is the tenant default; auto: yes as soon as a tenant has keys, where tenants.unknown = refuse, or for an address that is not loopback (auto|yes|no)'
 complete -c tandemd -l http.header_s -r -F -d 'the head of a request must have come by then'
 complete -c tandemd -l http.body_s -r -F -d 'and its body so long after that'
 complete -c tandemd -l http.idle_s -r -F -d 'a connection that asks nothing for so long is closed'

@@ -47,7 +47,7 @@ static const struct setting settings[] = {
 	{"http", "socket_mode", MODE, AT(http_socket_mode), 0, 0777, "0660", "its permissions, octal", NULL},
 	{"http", "listen", TEXT, AT(http_listen), 0, 0, "", "address and port for HTTP, such as 127.0.0.1:8080; empty: none", NULL},
 	{"http", "allow_remote", TEXT, AT(http_allow_remote), 0, 0, "no", "yes: http.listen may be another than a loopback address", "yes|no"},
-	{"http", "require_key", TEXT, AT(http_require_key), 0, 0, "auto", "on http.listen: no: who gives no API key is the tenant default; auto: yes as soon as a tenant has keys, or for an address that is not loopback", "auto|yes|no"},
+	{"http", "require_key", TEXT, AT(http_require_key), 0, 0, "auto", "on http.listen: no: who gives no API key is the tenant default; auto: yes as soon as a tenant has keys, where tenants.unknown = refuse, or for an address that is not loopback", "auto|yes|no"},
 	{"http", "header_s", INT, AT(http_header_s), 1, 3600, "10", "the head of a request must have come by then", NULL},
 	{"http", "body_s", INT, AT(http_body_s), 1, 86400, "60", "and its body so long after that", NULL},
 	{"http", "idle_s", INT, AT(http_idle_s), 1, 86400, "300", "a connection that asks nothing for so long is closed", NULL},

@@ -11,6 +11,8 @@ static int key_required(const struct td_daemon *d)
 {
 	if (strcmp(d->cfg.http_require_key, "auto"))
 		return !strcmp(d->cfg.http_require_key, "yes");
+	if (d->tenants.unknown == TD_UNKNOWN_REFUSE) /* else the port would let in whom the socket refuses */
+		return 1;
 	for (int i = 0; i < d->tenants.n; i++)
 		if (d->tenants.tenant[i]->cfg.keys.n)
 			return 1;

@@ -39,6 +39,18 @@ printf 'GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /metrics HTTP/1.1\r\nHost: x\
 has '{"status": "ok"}' 'tandem_requests_total{tenant="bob"'
 stop
 
+# Who refuses users that nobody named doesn't let them in by the port, unless it is said.
+start --http.listen=127.0.0.1:$PORT --tenants.unknown=refuse
+ask $TCP "-w 20000" /v1/completions '' "$A"
+has 'HTTP/1.1 401 '
+ask $TCP "-w 20000" /v1/completions 'Authorization: Bearer key-of-alice\r\n' "$A"
+has 'HTTP/1.1 401 '
+stop
+start --http.listen=127.0.0.1:$PORT --tenants.unknown=refuse --http.require_key=no
+ask $TCP "-w 20000" /v1/completions '' "$A"
+has 'HTTP/1.1 200 '
+stop
+
 # None needed: anything goes, but not a name that is not this machine's
 start --http.listen=127.0.0.1:$PORT --http.socket="$H"
 ask $TCP "-w 20000" /v1/completions 'Authorization: Bearer whatever\r\n' "$A"
