@@ -200,7 +200,7 @@ D := $(DESTDIR)$(PREFIX)
 MAN := $(wildcard man/*.[1-9])
 ZSH := $(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
 install: all
-	$(Q)install -d $(D)/bin $(D)/lib/tandem $(D)/lib/pkgconfig $(D)/include $(D)/share/tandem/models/tiny $(D)/share/doc/tandem
+	$(Q)install -d $(D)/bin $(D)/lib/tandem $(D)/lib/pkgconfig $(D)/include $(D)/share/tandem/models/tiny $(D)/share/doc/tandem/examples
 	$(Q)install -m 755 $(B)/bin/tandemd $(B)/bin/tandem $(D)/bin/
 	$(Q)install -m 755 $(B)/bin/tandem-target $(B)/bin/tandem-drafter $(D)/lib/tandem/
 	$(Q)$(if $(CUDA_MODULE),install -m 755 $(CUDA_MODULE) $(D)/lib/tandem/)
@@ -216,6 +216,7 @@ install: all
 	$(Q)install -m 644 systemd/tandem.sysusers $(D)/lib/sysusers.d/tandem.conf
 	$(Q)install -m 644 systemd/tandem.tmpfiles $(D)/lib/tmpfiles.d/tandem.conf
 	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c $(D)/share/doc/tandem/
+	$(Q)install -m 644 docs/examples/haproxy.cfg $(D)/share/doc/tandem/examples/
 	$(Q)install -d $(foreach f,$(MAN),$(D)/share/man/man$(lastword $(subst ., ,$(f)))) $(D)/share/bash-completion/completions \
 		$(D)/share/zsh/$(ZSH) $(D)/share/fish/vendor_completions.d
 	$(Q)$(foreach f,$(MAN),install -m 644 $(f) $(D)/share/man/man$(lastword $(subst ., ,$(f)))/ &&) :

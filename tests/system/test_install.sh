@@ -15,6 +15,11 @@ for f in bin/tandemd bin/tandem lib/tandem/tandem-target lib/tandem/tandem-draft
 	share/bash-completion/completions/tandemd share/zsh/site-functions/_tandem share/fish/vendor_completions.d/tandem.fish; do
 	[ -r "$P/$f" ] || fail "$f was not installed"
 done
+for f in docs/*.md; do # what a page links to lies beside it
+	for link in $(grep -o '](\([^)#]*\)' "$f" | sed 's/^](//' | grep -v -e '^[a-z]*:' -e '^$'); do
+		[ -r "$P/share/doc/tandem/$link" ] || fail "$f links to $link, which was not installed"
+	done
+done
 [ ! -e "$P/bin/tandem-target" ] || fail "a worker lies among the programs that people start"
 ! grep -rlI "$T/stage" "$P" || fail "the staging folder's name was written into a file"
 grep -q '^target = /opt/tandem/share/' "$P/share/tandem/tandem.ini" || fail "the example configuration does not name the installed model"
