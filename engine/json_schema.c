@@ -5,6 +5,7 @@
  * alternative where no two speak of the same; what else would need an intersection is refused. Properties, items and $ref are rules of their own, one
  * for each schema, so recursion is a call, and depth is bounded by the machine.
  */
+#include "engine/json_load.h"
 #include "engine/json_schema.h"
 
 #include <stdio.h>
@@ -547,14 +548,16 @@ int td_constraint_schema(const char *schema, int thinking, uint8_t **bytes, size
 	struct td__schema *c = td__schema_create("the JSON schema", err);
 	json_error_t why;
 	json_t *root;
-	int rc;
+	int rc, no_memory;
 
 	*bytes = NULL;
 	*n = 0;
 	if (!c)
 		return TD_E_NOMEM;
-	c->root = root = json_loads(schema, JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &why);
-	if (root) {
+	c->root = root = td_json_load(schema, strlen(schema), JSON_DECODE_ANY | JSON_REJECT_DUPLICATES, &why, &no_memory);
+	if (no_memory) {
+		rc = td_error_set(err, TD_E_NOMEM, "out of memory");
+	} else if (root) {
 		td__constraint_begin(c->b, thinking);
 		rc = td__schema_value(c, root);
 	} else {

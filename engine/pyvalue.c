@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/json_load.h"
 #include "engine/utf8.h"
 
 enum { DIGITS_MAX = 17, EXPONENT_LOW = -4, EXPONENT_HIGH = 16 };
@@ -20,9 +21,10 @@ enum { DIGITS_MAX = 17, EXPONENT_LOW = -4, EXPONENT_HIGH = 16 };
 int td__py_parse_object(const char *text, const char *what, json_t **v, struct td_error *err)
 {
 	json_error_t parse;
+	int no_memory;
 
-	*v = json_loads(text, JSON_ALLOW_NUL | JSON_DECODE_ANY, &parse);
-	if (!*v && json_error_code(&parse) == json_error_out_of_memory)
+	*v = td_json_load(text, strlen(text), JSON_ALLOW_NUL | JSON_DECODE_ANY, &parse, &no_memory);
+	if (no_memory)
 		return td_error_set(err, TD_E_NOMEM, "%s: out of memory", what);
 	if (!*v)
 		return td_error_set(err, TD_E_INVALID, "%s is not valid JSON (line %d, column %d): %s", what, parse.line, parse.column, parse.text);

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/json_load.h"
 #include "engine/json_schema.h"
 #include "engine/schema_internal.h"
 
@@ -151,14 +152,19 @@ static int parse(const char *const *tool, size_t n, json_t **functions, struct t
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
 	for (size_t i = 0; i < n; i++) {
 		json_error_t why;
-		json_t *t = json_loads(tool[i], 0, &why);
+		int no_memory, lost;
+		json_t *t = td_json_load(tool[i], strlen(tool[i]), 0, &why, &no_memory);
 
+		if (no_memory)
+			return td_error_set(err, TD_E_NOMEM, "out of memory");
 		if (!json_is_object(t)) {
 			json_decref(t);
 			return td_error_set(err, TD_E_INVALID, "tools[%zu] is no JSON object", i);
 		}
-		json_array_append(*functions, function_of(t));
+		lost = json_array_append(*functions, function_of(t));
 		json_decref(t);
+		if (lost)
+			return td_error_set(err, TD_E_NOMEM, "out of memory");
 	}
 	return 0;
 }

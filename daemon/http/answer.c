@@ -5,6 +5,7 @@
  * the beginning of a tag, and white space that a tag would swallow, wait for what follows.
  */
 #include "daemon/http/answer.h"
+#include "engine/json_load.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -185,13 +186,16 @@ static json_t *python_word(const char *s, size_t n)
 static json_t *typed(const json_t *schema, const char *s, size_t n)
 {
 	unsigned types = types_of(schema, 0);
+	int no_memory = 0;
 	json_t *v;
 
 	if (!types || types == STRING)
 		return json_stringn_nocheck(s, n);
 	v = python_word(s, n);
 	if (!v)
-		v = json_loadb(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL);
+		v = td_json_load(s, n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL, &no_memory);
+	if (no_memory)
+		return NULL;
 	if (v && types & STRING && !json_is_null(v)) { /* a string is fine as it is */
 		json_decref(v);
 		v = NULL;

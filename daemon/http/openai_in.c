@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "daemon/http/openai_impl.h"
+#include "engine/json_load.h"
 #include "kernels/kernels.h"
 
 enum { PROMPTS_MAX = TD_OPENAI_CHOICES_MAX };
@@ -68,12 +69,14 @@ static int look_over(struct td__openai_reader *r, const char *p, size_t n)
 static int parse(struct td__openai_reader *r, const char *body, size_t n, json_t **root)
 {
 	json_error_t e;
-	int rc;
+	int rc, no_memory;
 
 	*root = NULL;
 	if ((rc = look_over(r, body, n)))
 		return rc;
-	*root = json_loadb(body, n, JSON_REJECT_DUPLICATES, &e);
+	*root = td_json_load(body, n, JSON_REJECT_DUPLICATES, &e, &no_memory);
+	if (no_memory)
+		return td__openai_nomem(r);
 	if (!*root)
 		return td__openai_fail(r, "", TD_E_INVALID, "the body is not JSON that can be taken: %.160s (line %d, column %d)", e.text, e.line, e.column);
 	if (!json_is_object(*root))
@@ -362,6 +365,7 @@ static int take_modalities(struct td__openai_reader *r, const char *key, const j
 static int take_one_prompt(struct td__openai_reader *r, const char *key, const json_t *v)
 {
 	struct td_openai_prompt *p = &r->q->prompt[r->q->n_prompts++];
+	int rc;
 
 	if (json_is_string(v))
 		return td__openai_copy(r, v, &p->text);
@@ -369,7 +373,8 @@ static int take_one_prompt(struct td__openai_reader *r, const char *key, const j
 	if (!p->ids)
 		return td__openai_nomem(r);
 	tandem__token_ids__init(p->ids);
-	return take_ids(r, key, v, &p->ids->id, &p->ids->n_id) ? td__openai_wrong(r, key, "a string, an array of strings, of token ids, or of arrays of token ids") : 0;
+	rc = take_ids(r, key, v, &p->ids->id, &p->ids->n_id);
+	return rc && rc != TD_E_NOMEM ? td__openai_wrong(r, key, "a string, an array of strings, of token ids, or of arrays of token ids") : rc;
 }
 
 static int take_prompt(struct td__openai_reader *r, const char *key, const json_t *v)
