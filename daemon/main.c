@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "daemon/daemon.h"
@@ -283,9 +284,23 @@ static void open_standard_fds(void)
 		close(fd);
 }
 
+/* Who may write there may put a socket of his own in the place of a worker's. */
+static void look_at_folder(const char *dir)
+{
+	struct stat st;
+
+	if (stat(dir, &st) < 0)
+		return;
+	if ((st.st_uid && st.st_uid != geteuid()) || ((st.st_mode & (S_IWGRP | S_IWOTH)) && !(st.st_mode & S_ISVTX)))
+		td_log(TD_LOG_WARN, "tandem.runtime_dir = %s: others than tandemd may change it (owner %u, mode %03o), and so take the place of its workers", dir,
+		       (unsigned)st.st_uid, (unsigned)st.st_mode & 0777);
+}
+
 static void log_plan(const struct td_daemon *d)
 {
 	const struct td_model *m = &d->model;
+
+	look_at_folder(d->cfg.runtime_dir);
 
 	td_log(TD_LOG_INFO, "tandemd " TD_VERSION ", process %d: model %s on %s, %d slots of %d tokens, %d KV pages, %s, socket %s", (int)getpid(), m->name, m->device,
 	       m->shm.slots, m->shm.context, m->kv_pages, m->has_drafter ? "with a drafter" : "without a drafter", d->cfg.socket);

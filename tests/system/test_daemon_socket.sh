@@ -137,6 +137,16 @@ wait "$PID"
 PID=
 grep -q "socket $T/xdg/tandem/tandem.sock\$" "$T/refused" || fail "the default socket's folder is not made: $(cat "$T/refused")"
 
+# ---- a folder that others may change is told of, one of our own is not
+mkdir -p "$T/run"
+for mode in 775 757 755 1777; do
+	chmod $mode "$T/run"
+	start
+	case $mode in 7[57]7 | 775) told=1 ;; *) told=0 ;; esac
+	[ "$(grep -c "tandem.runtime_dir = $T/run: others than tandemd may change it (owner $(id -u), mode $mode)" "$LOG")" = $told ] || fail "of mode $mode it is not told right"
+	stop
+done
+
 # ---- a second daemon: on the same folder, on the same socket; the first does not notice
 start
 [ "$(stat -c %a "$SOCK")" = 660 ] || fail "the socket's mode is $(stat -c %a "$SOCK")"
