@@ -101,9 +101,19 @@ grep -q 'reads slowly' "$LOG" || fail "nobody was slow"
 words=$(grep -o '"text": "[^"]*"' "$OUT" | grep -o 'Hello\|there' | wc -l)
 [ "$words" = 12000 ] || fail "$words words came of 12000"
 # More bytes than the kernel's buffers take, however few pieces they come in.
-ask "$H" "-r 5500 -w 30000" /v1/completions '' "${LONG%\}}, \"logprobs\": 5}"
+LONG="${LONG%\}}, \"logprobs\": 5}"
+printf 'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s' "${#LONG}" "$LONG" >"$T/in"
+"$TOOLS/http_raw" -r 120000 -w 30000 "$H" <"$T/in" >"$OUT" 2>&1 &
+asleep=$!
+tries=0
+until grep -q 'has not read for 2 s' "$LOG"; do
+	tries=$((tries + 1))
+	[ $tries -lt 1200 ] || fail "a reader that sleeps is not dropped"
+	sleep 0.05
+done
+kill -USR1 $asleep # reads
+wait $asleep || fail "http_raw"
 hasnt '[DONE]'
-grep -q 'has not read for 2 s' "$LOG" || fail "a reader that sleeps is not dropped"
 stop
 
 # Many: idle ones are kept, streams are served, memory stays

@@ -8,7 +8,7 @@
  *                                     IDLE connections that say nothing, STREAMS at once with the request in FILE: times between events, in microseconds,
  *                                     of GAPS of them at most
  * ADDRESS: a path, or 127.0.0.1:PORT. Options before it: -w MS (wait so long for more, 2000), -s BYTES (send so many at a time), -d MS (and pause so long),
- * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long), -i (send standard input as it comes).
+ * -e (end our side when all is sent), -h MS (hang up after so long), -r MS (read nothing for so long, or until SIGUSR1), -i (send standard input as it comes).
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -61,6 +61,11 @@ static int dial(const char *address)
 	if (rc < 0)
 		die(address);
 	return fd;
+}
+
+static void wake(int number) /* usleep ends */
+{
+	(void)number;
 }
 
 /* ---- bytes as they are ------------------------------------------------------------------------------------------------------------- */
@@ -414,6 +419,7 @@ int main(int argc, char **argv)
 	int c;
 
 	signal(SIGPIPE, SIG_IGN);
+	sigaction(SIGUSR1, &(struct sigaction){.sa_handler = wake}, NULL);
 	while ((c = getopt(argc, argv, "+w:s:d:h:r:ei")) > 0) {
 		int value = optarg ? atoi(optarg) : 1;
 
