@@ -220,8 +220,8 @@ static void arena(struct td_child *c, Tandem__Worker__Message *m)
 		return;
 	}
 	if (!td_model_is_of(&c->d->cfg, &c->d->model, c == &c->d->target, m->arena->fingerprint)) {
-		td_child_kill(c, TD_E_MISMATCH, "the model changed: the files in %s are others than those that tandemd read when it started; restart tandemd to serve "
-			      "what is there", c == &c->d->target ? c->d->cfg.target : c->d->cfg.drafter);
+		td_child_kill(c, TD_E_MISMATCH, "the model changed: the files in %s are others than those that tandemd read when it started, or the "
+			      "worker's program is another; restart tandemd to serve what is there", c == &c->d->target ? c->d->cfg.target : c->d->cfg.drafter);
 		return;
 	}
 	l->new_arena = m->arena;
