@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
 
@@ -84,6 +85,16 @@ __asm__(".text\n"
 #if defined(__SANITIZE_ADDRESS__)
 static const void *main_bottom;
 static size_t main_size;
+
+/* The frames that never return leave their marks on the stack; its next thread would stumble over them. */
+static void forget_frames(const thread *t)
+{
+	char *low = (char *)__builtin_frame_address(0) - 4096;
+
+	if (low < t->stack || low > t->stack + STACK)
+		low = t->stack;
+	__asan_unpoison_memory_region(low, (size_t)(t->stack + STACK - low));
+}
 #endif
 
 static void to_main(int for_good)
@@ -93,6 +104,8 @@ static void to_main(int for_good)
 #if defined(__SANITIZE_ADDRESS__)
 	void *fake = NULL;
 
+	if (for_good)
+		forget_frames(t);
 	__sanitizer_start_switch_fiber(for_good ? NULL : &fake, main_bottom, main_size);
 	emu_switch(&t->sp, main_sp);
 	__sanitizer_finish_switch_fiber(fake, NULL, NULL);
