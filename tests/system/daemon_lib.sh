@@ -65,6 +65,9 @@ answered() {
 # The end by a signal: exit code 0, nothing left behind.
 stop() {
 	kill "-${1:-TERM}" "$PID" || fail "tandemd is not there any more"
+	ended
+}
+ended() { # waits for the end of one that was told to
 	tries=0
 	while [ ! -s "$T/code" ]; do
 		tries=$((tries + 1))
