@@ -22,7 +22,10 @@ static int exit_code(const struct tandem_error *e)
 	case TANDEM_E_QUEUE_FULL:
 	case TANDEM_E_DRAINING:
 	case TANDEM_E_LIMIT:
+	case TANDEM_E_TENANT_QUEUE:
+	case TANDEM_E_TENANT_RATE:
 	case TANDEM_E_DEADLINE:
+	case TANDEM_E_DEADLINE_EARLY:
 		return TD_EXIT_LATER;
 	case TANDEM_E_CLOSED:
 		return TD_EXIT_NO_DAEMON;

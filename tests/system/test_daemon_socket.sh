@@ -6,8 +6,12 @@ refused() { # code, text, options...
 	code=$1
 	text=$2
 	shift 2
-	tandemd_run "$@" >"$T/refused.out" 2>"$T/refused" </dev/null
+	tandemd_run "$@" >"$T/refused.out" 2>"$T/refused" </dev/null &
+	job=$!
+	{ sleep 60; kill -9 $job; } 2>/dev/null & # one that serves instead must not hang the test
+	wait $job
 	got=$?
+	kill $! 2>/dev/null
 	[ $got = "$code" ] || fail "exit code $got instead of $code for: $* ($(cat "$T/refused"))"
 	[ "$(wc -l <"$T/refused")" = 1 ] || fail "not one line for $*: $(cat "$T/refused")"
 	grep -q -- "$text" "$T/refused" || fail "'$text' is not said for $*: $(cat "$T/refused")"
