@@ -1,4 +1,5 @@
 # limit: 120
+# alone
 # What the daemon itself costs: CPU time per commit record, and memory that does not grow with the number of requests.
 # The CPU time is held against that of a bare loop which does the same with the kernel (wakeups.c), measured just before and after: how fast and
 # how busy the machine is cancels out. What is dear in the daemon is the kernel's part, so the factors below are small.

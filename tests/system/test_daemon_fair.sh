@@ -1,4 +1,5 @@
 # limit: 150
+# alone
 # Sharing on the real daemon: two tenants that always want more get their shares by weight, a victim's latency stays the same beside 1, 8 and 64 floods, and
 # long answers give way. FAIR_S: seconds that the shares are measured for (the figure for 60 is in docs/tenants.md).
 . "$(dirname "$0")/daemon_lib.sh"

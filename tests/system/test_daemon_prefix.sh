@@ -1,4 +1,5 @@
 # limit: 240
+# alone
 # The prefix cache through the daemon, with the real workers and the shipped model: a second turn after a long history begins much earlier and answers as
 # it does without a cache; usage says what came from it; it can be turned off; a worker's death drops it and nothing else.
 #

@@ -1,4 +1,5 @@
 # limit: 120
+# alone
 # HTTP connections: who asks on TCP, pings, errors in the middle of a stream, clients that read slowly, many at once.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/http_lib.sh"
