@@ -125,10 +125,32 @@ static void space(struct td_gbuild *b)
 	td_gb_alt_end(b, &alt);
 }
 
+/* open, nothing or items with commas between, close; what the item needs is there already. */
+static void listed(struct td_gbuild *b, char open, char close, void (*item)(struct td_gbuild *b))
+{
+	struct td_galt alt;
+	int over, more = td_gb_rule(b, &over);
+
+	td_gb_byte(b, ',', ',');
+	td_gb_space(b);
+	item(b);
+	td_gb_rule_end(b, over);
+	td_gb_byte(b, open, open);
+	td_gb_space(b);
+	td_gb_alt(&alt);
+	td_gb_alt_next(b, &alt);
+	td_gb_byte(b, close, close);
+	td_gb_alt_next(b, &alt);
+	item(b);
+	td_gb_repeat(b, more, 0, TD_G_FOREVER);
+	td_gb_space(b);
+	td_gb_byte(b, close, close);
+	td_gb_alt_end(b, &alt);
+}
+
 static void any(struct td_gbuild *b)
 {
-	struct td_galt alt, more;
-	int over, item;
+	struct td_galt alt;
 
 	td_gb_alt(&alt);
 	td_gb_alt_next(b, &alt);
@@ -144,22 +166,7 @@ static void any(struct td_gbuild *b)
 	td_gb_alt_next(b, &alt);
 	td_gb_object(b);
 	td_gb_alt_next(b, &alt);
-	item = td_gb_rule(b, &over);
-	td_gb_byte(b, ',', ',');
-	td_gb_space(b);
-	td_gb_any(b);
-	td_gb_rule_end(b, over);
-	td_gb_byte(b, '[', '[');
-	td_gb_space(b);
-	td_gb_alt(&more);
-	td_gb_alt_next(b, &more);
-	td_gb_byte(b, ']', ']');
-	td_gb_alt_next(b, &more);
-	td_gb_any(b);
-	td_gb_repeat(b, item, 0, TD_G_FOREVER);
-	td_gb_space(b);
-	td_gb_byte(b, ']', ']');
-	td_gb_alt_end(b, &more);
+	listed(b, '[', ']', td_gb_any);
 	td_gb_alt_end(b, &alt);
 }
 
@@ -256,26 +263,8 @@ static void any_member(struct td_gbuild *b)
 
 void td_gb_object(struct td_gbuild *b)
 {
-	struct td_galt alt;
-	int over, member;
-
 	td_gb_part(b, TD_GB_ANY);
-	member = td_gb_rule(b, &over);
-	td_gb_byte(b, ',', ',');
-	td_gb_space(b);
-	any_member(b);
-	td_gb_rule_end(b, over);
-	td_gb_byte(b, '{', '{');
-	td_gb_space(b);
-	td_gb_alt(&alt);
-	td_gb_alt_next(b, &alt);
-	td_gb_byte(b, '}', '}');
-	td_gb_alt_next(b, &alt);
-	any_member(b);
-	td_gb_repeat(b, member, 0, TD_G_FOREVER);
-	td_gb_space(b);
-	td_gb_byte(b, '}', '}');
-	td_gb_alt_end(b, &alt);
+	listed(b, '{', '}', any_member);
 }
 
 /* ---- numbers --------------------------------------------------------------------------------------------------------------------------------------- */
