@@ -8,22 +8,11 @@ WORKER=
 used() { # MiB of the GPU
 	nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
 }
-serves() { # imported
-	see '^say READY=1' 2400
-	see '^state active'
-	raw <<-END
-	timeout 60000
-	greet 0
-	gen tag=1 text="Show me examples of grep." max_tokens=64 ignore_eos=1
-	until "tag=1 finish reason=2"
-	total tag=1
-	status
-	expect "imported_target=$1"
-	END
-	grep -q "imported_drafter=$1" "$OUT" || fail "the drafter's memory was not taken over"
-	grep -q 'sharing=".*CPU\|host memory' "$OUT" && fail "this is the CPU"
-	[ -s "$T/answer" ] || totals >"$T/answer"
-	totals | cmp -s - "$T/answer" || fail "another answer: $(totals)"
+ANSWER=64
+READY_TRIES=2400
+on_gpu() { # imported, what
+	serves "$1" "$1" "$2"
+	! grep -q 'sharing=".*CPU\|host memory' "$OUT" || fail "this is the CPU"
 }
 before=$(used)
 for mps in off auto; do
@@ -31,13 +20,13 @@ for mps in off auto; do
 	manage stop_ms=60000 start_ms=120000 -- --synthetic qwen3.5-4b --model.tokenizer="$ROOT/models/tiny/tokenizer.json" --engine.device=cuda \
 		--engine.mps=$mps --engine.slots=2 --engine.context=2048
 	tell start
-	serves 0
+	on_gpu 0 "the first start"
 	full=$(used)
 	for how in restart 'signal 9'; do
 		begin=$(date +%s%3N)
 		tell "$how"
 		see '^state activating'
-		serves 1
+		on_gpu 1 "$how"
 		echo "figure: mps=$mps, $how: answers again after $(($(date +%s%3N) - begin)) ms"
 		[ $(($(used) - full)) -lt 300 ] || fail "$how: $full MiB before, $(used) after"
 	done

@@ -66,6 +66,25 @@ see() {
 	LINE=${at#*:}
 }
 
+# Ready, and the same answer as all lives before gave (the first one's is the measure, in $T/answer). Whose memory was taken over: imported_target,
+# imported_drafter; what to say of a failure. ANSWER: tokens; READY_TRIES: for `see`.
+serves() {
+	see '^say READY=1' "${READY_TRIES:-600}"
+	see '^state active'
+	raw <<-END
+	timeout 60000
+	greet 0
+	gen tag=1 text="Show me examples of grep." max_tokens=${ANSWER:-24} ignore_eos=1
+	until "tag=1 finish reason=2"
+	total tag=1
+	status
+	expect "imported_target=$1"
+	END
+	grep -q "imported_drafter=$2" "$OUT" || fail "$3: the drafter's memory: not imported_drafter=$2"
+	[ -s "$T/answer" ] || totals >"$T/answer"
+	totals | cmp -s - "$T/answer" || fail "$3: another answer: $(totals)"
+}
+
 # Nothing of the kind among all events so far.
 never() {
 	! grep -e "$1" "$EVENTS" || fail "the manager saw '$1'"

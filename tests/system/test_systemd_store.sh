@@ -7,23 +7,6 @@ WORKER=
 MODEL=$T/m
 cp -r "$ROOT/models/tiny" "$MODEL" || fail "no room for a copy of the model"
 
-# The answer of a fresh daemon is the measure for all later ones. $1, $2: imported_target, imported_drafter.
-serves() {
-	see '^say READY=1'
-	see '^state active'
-	raw <<-END
-	timeout 60000
-	greet 0
-	gen tag=1 text="Show me examples of grep." max_tokens=24 ignore_eos=1
-	until "tag=1 finish reason=2"
-	total tag=1
-	status
-	expect "imported_target=$1"
-	END
-	grep -q "imported_drafter=$2" "$OUT" || fail "$3: the drafter's memory: not imported_drafter=$2"
-	[ -s "$T/answer" ] || totals >"$T/answer"
-	totals | cmp -s - "$T/answer" || fail "$3: another answer: $(totals)"
-}
 stored() { # FDSTORE messages so far
 	grep -c '^say FDSTORE=1' "$EVENTS"
 }
