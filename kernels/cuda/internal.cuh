@@ -42,6 +42,7 @@ struct td_cuda_block {
 
 struct td_dev {
 	int ordinal, slots, sms;
+	int overlap; /* a kernel may start before the one before it has ended */
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;
 	cublasHandle_t blas;
@@ -76,6 +77,20 @@ static inline size_t td__cuda_scratch_size(const struct td_dev *dev)
 static inline int td__cuda_launched(struct td_dev *dev, const char *what)
 {
 	return td__cuda_check(dev, cudaGetLastError(), what);
+}
+/*
+ * The one way to launch a kernel of a step. Where the GPU can (dev->overlap) the kernel may start while the one before it ends; so each of its threads
+ * calls after_previous() (mma.cuh) before it touches what other kernels write, and let_next_start() as early as it likes.
+ */
+template <class... P, class... A>
+static inline void td__cuda_launch(struct td_dev *dev, const char *what, void (*kernel)(P...), dim3 grid, int threads, size_t shared, A... args)
+{
+	cudaLaunchAttribute attr[1];
+	cudaLaunchConfig_t c = {grid, dim3((unsigned)threads), shared, dev->stream, attr, dev->overlap ? 1u : 0u};
+
+	attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attr[0].val.programmaticStreamSerializationAllowed = 1;
+	td__cuda_check(dev, cudaLaunchKernelEx(&c, kernel, args...), what);
 }
 /* Allows a kernel this much dynamic shared memory; needed from a little below 48 KiB on, as its static words count too. */
 template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *kernel, size_t bytes)

@@ -17,6 +17,15 @@ static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* d = A * B + c */
+static __device__ __forceinline__ void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
+						     const float c[4])
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
+	    : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+
 /* a & b | c, in one instruction */
 static __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {
@@ -32,6 +41,30 @@ static __device__ __forceinline__ unsigned count_arrival(unsigned *counter, unsi
 
 	asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n - 1) : "memory");
 	return before;
+}
+
+/*
+ * Programmatic dependent launch (td__cuda_launch, compute capability 9.0 on; nothing before it): a kernel may start while the one before it still runs.
+ * after_previous waits until all earlier kernels ended and their writes are seen: every thread of every kernel launched so calls it, before it touches
+ * anything that another kernel writes, and never skips it. Before it only weights may be read. let_next_start allows the next kernel's blocks to come
+ * as soon as every block of this one said so and there is room; it promises nothing about memory.
+ */
+static __device__ __forceinline__ void after_previous()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void let_next_start()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+/* The line of 128 bytes at p into the L2 cache, without waiting. */
+static __device__ __forceinline__ void prefetch_line(const void *p)
+{
+	asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 static __device__ __forceinline__ uint32_t shared_address(const void *p)

@@ -47,6 +47,8 @@ static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, floa
 {
 	float sum = 0, scale;
 
+	let_next_start();
+	after_previous();
 	x += (size_t)blockIdx.x * ldx;
 	y += (size_t)blockIdx.x * ldy;
 	if (!paired) {
@@ -84,10 +86,11 @@ void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, f
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, y, TD_BF16, "rms_norm"))
 		return;
 	if (x.dtype == TD_F32)
-		rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const float *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols, both);
+		td__cuda_launch(dev, "rms_norm", rms_norm_kernel<float>, x.rows, THREADS, 0, (const float *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld,
+				x.cols, both);
 	else if (!td__cuda_type(dev, x, TD_BF16, "rms_norm"))
-		rms_norm_kernel<<<x.rows, THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols, both);
-	td__cuda_launched(dev, "rms_norm");
+		td__cuda_launch(dev, "rms_norm", rms_norm_kernel<bf16>, x.rows, THREADS, 0, (const bf16 *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld,
+				x.cols, both);
 }
 
 static __global__ void swiglu_kernel(const bf16 *x, int ldx, bf16 *y, int ldy, int cols)
@@ -95,6 +98,8 @@ static __global__ void swiglu_kernel(const bf16 *x, int ldx, bf16 *y, int ldy, i
 	int c = blockIdx.x * THREADS + threadIdx.x;
 	const bf16 *gate = x + (size_t)blockIdx.y * ldx;
 
+	let_next_start();
+	after_previous();
 	if (c < cols)
 		y[(size_t)blockIdx.y * ldy + c] = __float2bfloat16(silu(__bfloat162float(gate[c])) * __bfloat162float(gate[cols + c]));
 }
@@ -103,6 +108,6 @@ void td__cuda_swiglu(struct td_dev *dev, struct td_tensor x, struct td_tensor y)
 {
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "swiglu") || td__cuda_type(dev, y, TD_BF16, "swiglu"))
 		return;
-	swiglu_kernel<<<dim3(div_up(y.cols, THREADS), y.rows), THREADS, 0, dev->stream>>>((const bf16 *)x.data, x.ld, (bf16 *)y.data, y.ld, y.cols);
-	td__cuda_launched(dev, "swiglu");
+	td__cuda_launch(dev, "swiglu", swiglu_kernel, dim3(div_up(y.cols, THREADS), y.rows), THREADS, 0, (const bf16 *)x.data, x.ld, (bf16 *)y.data, y.ld,
+			y.cols);
 }

@@ -29,8 +29,14 @@ static __device__ __forceinline__ void store(float *to, bf16 v)
 template <class T>
 static __global__ void embed_kernel(const bf16 *table, int ld, int vocab, const int32_t *ids, T *out, int ldo, int cols, struct td_cuda_fault *fault)
 {
-	int r = blockIdx.x, id = ids[r], there = id >= 0 && id < vocab;
-	const bf16 *src = table + (size_t)(there ? id : 0) * ld;
+	int r = blockIdx.x, id, there;
+	const bf16 *src;
+
+	let_next_start();
+	after_previous();
+	id = ids[r];
+	there = id >= 0 && id < vocab;
+	src = table + (size_t)(there ? id : 0) * ld;
 
 	if (!there && threadIdx.x == 0)
 		blame(fault, id, r, vocab);
@@ -45,16 +51,19 @@ void td__cuda_embed(struct td_dev *dev, struct td_tensor table, const int32_t *i
 	if (dev->error.code || out.rows == 0 || td__cuda_type(dev, table, TD_BF16, "embed"))
 		return;
 	if (out.dtype == TD_F32)
-		embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>(from, table.ld, table.rows, ids, (float *)out.data, out.ld, out.cols, dev->fault_dev);
+		td__cuda_launch(dev, "embed", embed_kernel<float>, out.rows, THREADS, 0, from, table.ld, table.rows, ids, (float *)out.data, out.ld, out.cols,
+				dev->fault_dev);
 	else if (!td__cuda_type(dev, out, TD_BF16, "embed"))
-		embed_kernel<<<out.rows, THREADS, 0, dev->stream>>>(from, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols, dev->fault_dev);
-	td__cuda_launched(dev, "embed");
+		td__cuda_launch(dev, "embed", embed_kernel<bf16>, out.rows, THREADS, 0, from, table.ld, table.rows, ids, (bf16 *)out.data, out.ld, out.cols,
+				dev->fault_dev);
 }
 
 static __global__ void round_kernel(const float *x, int ldx, bf16 *y, int ldy, int cols)
 {
 	int c = blockIdx.x * THREADS + threadIdx.x;
 
+	let_next_start();
+	after_previous();
 	if (c < cols)
 		y[(size_t)blockIdx.y * ldy + c] = __float2bfloat16(x[(size_t)blockIdx.y * ldx + c]);
 }
@@ -66,9 +75,8 @@ void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor ds
 	if (dev->error.code || src.rows == 0 || src.cols == 0)
 		return;
 	if (src.dtype == TD_F32 && dst.dtype == TD_BF16) {
-		round_kernel<<<dim3(div_up(src.cols, THREADS), src.rows), THREADS, 0, dev->stream>>>((const float *)src.data, src.ld, (bf16 *)dst.data,
-												     dst.ld, src.cols);
-		td__cuda_launched(dev, "copy");
+		td__cuda_launch(dev, "copy", round_kernel, dim3(div_up(src.cols, THREADS), src.rows), THREADS, 0, (const float *)src.data, src.ld,
+				(bf16 *)dst.data, dst.ld, src.cols);
 		return;
 	}
 	if (td__cuda_type(dev, dst, src.dtype, "copy"))
@@ -84,9 +92,13 @@ void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor ds
 /* grid (largest rows of a sequence, sequences). tail 0: the last row of each sequence; 1: all but the first. */
 static __global__ void pick_kernel(const struct td_seq *seq, int tail, const char *x, size_t ldx, char *y, size_t ldy, size_t bytes)
 {
-	struct td_seq s = seq[blockIdx.y];
-	int r = tail ? blockIdx.x + 1 : s.rows - 1, to = tail ? blockIdx.x : blockIdx.y;
+	struct td_seq s;
+	int r, to = tail ? blockIdx.x : blockIdx.y;
 
+	let_next_start();
+	after_previous();
+	s = seq[blockIdx.y];
+	r = tail ? blockIdx.x + 1 : s.rows - 1;
 	if (r >= s.rows || r < 0)
 		return;
 	if (tail)
@@ -109,9 +121,8 @@ static void pick(struct td_dev *dev, const struct td_batch *b, int tail, struct 
 		td__cuda_fail(dev, TD_E_INTERNAL, "%s: elements of one byte", what);
 		return;
 	}
-	pick_kernel<<<dim3(rows, b->n_seq), THREADS, 0, dev->stream>>>(b->dev, tail, (const char *)x.data, x.ld * size, (char *)y.data, y.ld * size,
-								       x.cols * size);
-	td__cuda_launched(dev, what);
+	td__cuda_launch(dev, what, pick_kernel, dim3(rows, b->n_seq), THREADS, 0, b->dev, tail, (const char *)x.data, x.ld * size, (char *)y.data,
+			y.ld * size, x.cols * size);
 }
 
 void td__cuda_rows_last(struct td_dev *dev, const struct td_batch *b, struct td_tensor x, struct td_tensor y)
@@ -129,8 +140,11 @@ void td__cuda_rows_tail(struct td_dev *dev, const struct td_batch *b, struct td_
 /* One block per sequence. draft NULL: the mask id. */
 static __global__ void ids_kernel(const struct td_seq *seq, const int32_t *anchor, const struct td_draft *draft, int32_t mask_id, int32_t *ids)
 {
-	struct td_seq s = seq[blockIdx.x];
+	struct td_seq s;
 
+	let_next_start();
+	after_previous();
+	s = seq[blockIdx.x];
 	for (int r = threadIdx.x; r < s.rows; r += blockDim.x)
 		ids[s.row0 + r] = r == 0 ? anchor[s.slot] : draft ? draft[s.slot].token[r - 1] : mask_id;
 }
@@ -141,16 +155,14 @@ void td__cuda_verify_ids(struct td_dev *dev, const struct td_batch *b, const int
 		td__cuda_fail(dev, TD_E_INTERNAL, "verify_ids: a block of %d rows", b->max_rows);
 	if (dev->error.code || b->n_seq == 0)
 		return;
-	ids_kernel<<<b->n_seq, 32, 0, dev->stream>>>(b->dev, anchor, draft, 0, ids);
-	td__cuda_launched(dev, "verify_ids");
+	td__cuda_launch(dev, "verify_ids", ids_kernel, b->n_seq, 32, 0, b->dev, anchor, draft, 0, ids);
 }
 
 void td__cuda_mask_ids(struct td_dev *dev, const struct td_batch *b, const int32_t *anchor, int32_t mask_id, int32_t *ids)
 {
 	if (dev->error.code || b->n_seq == 0)
 		return;
-	ids_kernel<<<b->n_seq, 32, 0, dev->stream>>>(b->dev, anchor, NULL, mask_id, ids);
-	td__cuda_launched(dev, "mask_ids");
+	td__cuda_launch(dev, "mask_ids", ids_kernel, b->n_seq, 32, 0, b->dev, anchor, (const struct td_draft *)NULL, mask_id, ids);
 }
 
 /* ---- counts ------------------------------------------------------------------------------------------------------------------------ */

@@ -61,6 +61,11 @@ template <class F> void launch(const launch_config &c, F body)
 {
 	run(c, [](void *f) { (*(F *)f)(); }, &body);
 }
+template <class... P, class... A> cudaError_t launch_with(const cudaLaunchConfig_t *c, void (*kernel)(P...), A... args)
+{
+	launch(config(c->gridDim, c->blockDim, c->dynamicSmemBytes), [=]() { kernel(args...); });
+	return cudaSuccess;
+}
 void *dynamic_shared();
 uint32_t shared_address(const void *p); /* as 32 bits, for what takes such addresses */
 void *shared_pointer(uint32_t address);
@@ -88,6 +93,7 @@ template <class K> static inline cudaError_t cudaFuncSetAttribute(K *kernel, enu
 	return cudaFuncSetAttribute((const void *)kernel, what, value);
 }
 
+#define cudaLaunchKernelEx emu::launch_with
 #define threadIdx (emu::here.thread)
 #define blockIdx (emu::here.block)
 #define blockDim (emu::here.block_dim)

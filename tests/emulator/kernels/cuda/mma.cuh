@@ -51,6 +51,25 @@ static inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all)[emu::lane()])->c, sizeof(m.c));
 }
 
+static inline void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const float c[4])
+{
+	float sum[4] = {c[0], c[1], c[2], c[3]};
+
+	mma_bf16(sum, a0, a1, a2, a3, b0, b1);
+	memcpy(d, sum, sizeof(sum));
+}
+
+/* A kernel has ended when its launch returns. */
+static inline void after_previous()
+{
+}
+static inline void let_next_start()
+{
+}
+static inline void prefetch_line(const void *)
+{
+}
+
 static inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {
 	return (a & b) | c;
