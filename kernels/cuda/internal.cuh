@@ -188,6 +188,8 @@ enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
 void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
+/* a multiple of TD_CUDA_LARGE rows: blocks of prompts */
+void td__cuda_dense(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 
 void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct td_tensor);

@@ -2,16 +2,15 @@
  * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
  *
  * Up to 64 rows at a time go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255, where a batch has all of
- * them as final rows, go to cuBLAS; INT4 weights are expanded to bf16 for it, a piece of the outputs at a time so that the piece stays in the L2 cache. A
- * product of one fixed shape takes one kernel, so a position's bits depend neither on the chunk (of 256 or more) nor on other prompts in it. The two ways
- * differ in rounding (INT4 weights are exact in the small kernels), so which one a position takes must be a matter of the prompt alone: that is why
- * verified rows never go to cuBLAS, however many there are, and why the blocks are those of the batch and not simply of the rows.
+ * them as final rows, go to the dense products (linear_dense.cu). The two ways differ in rounding (INT4 weights are exact in the small kernels), so
+ * which one a position takes must be a matter of the prompt alone: that is why verified rows never go there, however many there are, and why the
+ * blocks are those of the batch and not simply of the rows.
  */
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"
 
 enum { STRIP = TD_PACK_STRIP, UNIT = TD_PACK_UNIT };
-static const size_t staging_bytes = (size_t)32 << 20, expanded_bytes = (size_t)32 << 20;
+static const size_t staging_bytes = (size_t)32 << 20;
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------------------- */
 
@@ -80,39 +79,6 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 
 /* ---- the product ------------------------------------------------------------------------------------------------------------------- */
 
-/* y[:, out0 .. out0 + out) (+)= x * w', w row-major (out, in), in one cuBLAS call of TD_CUDA_LARGE rows. */
-static void dense(struct td_dev *dev, struct td_tensor x, const bf16 *w, int in, int out, struct td_tensor y, int accumulate)
-{
-	float one = 1, beta = accumulate ? 1 : 0;
-	cublasStatus_t s = cublasGemmEx(dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, x.rows, in, &one, w, CUDA_R_16BF, in, x.data, CUDA_R_16BF, x.ld,
-					&beta, y.data, y.dtype == TD_F32 ? CUDA_R_32F : CUDA_R_16BF, y.ld, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
-
-	if (s != CUBLAS_STATUS_SUCCESS)
-		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: linear map %d x %d with %d rows: cuBLAS says %s", dev->ordinal, out, in, x.rows,
-			      cublasGetStatusString(s));
-}
-
-static void large(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
-{
-	int step = w->out;
-	bf16 *expanded = NULL;
-
-	if (w->kind == TD_W_INT4) {
-		step = (int)(expanded_bytes / ((size_t)w->in * 2)) / STRIP * STRIP;
-		step = step < STRIP ? STRIP : step;
-		expanded = (bf16 *)td__cuda_scratch(dev, (size_t)step * w->in * 2);
-	}
-	for (int out0 = 0; out0 < w->out && !dev->error.code; out0 += step) {
-		int out = w->out - out0 < step ? w->out - out0 : step;
-
-		if (expanded)
-			td__cuda_int4_expand(dev, w, out0, out, expanded);
-		for (int row0 = 0; row0 < x.rows; row0 += TD_CUDA_LARGE)
-			dense(dev, td_rows(x, row0, TD_CUDA_LARGE), expanded ? expanded : (const bf16 *)w->data + (size_t)out0 * w->in, w->in, out,
-			      td_cols(td_rows(y, row0, TD_CUDA_LARGE), out0, out), accumulate);
-	}
-}
-
 static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
 	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
@@ -142,7 +108,7 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 		const struct td_cuda_block *l = &dev->large[i];
 
 		small(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row), accumulate);
-		large(dev, td_rows(x, l->row0, l->rows), w, td_rows(y, l->row0, l->rows), accumulate);
+		td__cuda_dense(dev, td_rows(x, l->row0, l->rows), w, td_rows(y, l->row0, l->rows), accumulate);
 		row = l->row0 + l->rows;
 	}
 	small(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row), accumulate);
