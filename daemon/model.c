@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/daemon.h"
+#include "engine/fault.h"
 #include "engine/log.h"
 #include "engine/token_mask.h"
 
@@ -278,6 +279,19 @@ static void name_model(const struct td_daemon_config *c, struct td_model *m)
 	snprintf(m->name, sizeof(m->name), "%.*s", (int)n, name);
 	if (!td_utf8_check(m->name, strlen(m->name)))
 		snprintf(m->name, sizeof(m->name), "model");
+	if (td_fault_set("target.assume")) /* whoever asks what is served shall see it */
+		snprintf(m->name, sizeof(m->name), "%.60s (acceptance assumed, ANSWERS ARE MEANINGLESS)", td_synthetic(c->target) ? c->target : "");
+}
+
+/* A lever for measuring must never change what somebody takes for an answer. */
+static int check_assume(const struct td_daemon_config *c, struct td_error *err)
+{
+	if (!td_fault_set("target.assume"))
+		return 0;
+	if (!td_synthetic(c->target))
+		return td_error_set(err, TD_E_INVALID, "TANDEM_FAULT=target.assume is for --synthetic models: with it answers are meaningless");
+	td_log(TD_LOG_WARN, "TANDEM_FAULT=target.assume: acceptance is assumed, as seeds say: ANSWERS ARE MEANINGLESS");
+	return 0;
 }
 
 int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
@@ -321,7 +335,7 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 
 	memset(m, 0, sizeof(*m));
 	identify_both(c, m);
-	if ((rc = load_configs(c, m, err)) || (rc = load_tokenizer(c, m, err)) || (rc = plan(c, m, err)) ||
+	if ((rc = check_assume(c, err)) || (rc = load_configs(c, m, err)) || (rc = load_tokenizer(c, m, err)) || (rc = plan(c, m, err)) ||
 	    (rc = find_worker("engine.target_worker", c->target_worker, "tandem-target", &m->target_worker, err)) ||
 	    (m->has_drafter && (rc = find_worker("engine.drafter_worker", c->drafter_worker, "tandem-drafter", &m->drafter_worker, err)))) {
 		td_model_finish(m);

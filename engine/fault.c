@@ -27,6 +27,7 @@
 	X("target.commit.hang") \
 	X("target.gpu.fault") /* an illegal access on the device in a step */ \
 	X("target.exit") /* ends at start with exit code 0 */ \
+	X("target.assume") /* stays set: requests say how many drafts are accepted (kernels/assume.h); synthetic models only */ \
 	X("drafter.start.crash") \
 	X("drafter.start.hang") \
 	X("drafter.load.crash") \
@@ -110,6 +111,15 @@ int td_fault(const char *name)
 	if (i < 0)
 		refuse("a spot asks for an unknown lever", name, strlen(name));
 	return due(i);
+}
+
+int td_fault_set(const char *name)
+{
+	int i = find(name, strlen(name));
+
+	if (i < 0)
+		refuse("a spot asks for an unknown lever", name, strlen(name));
+	return atomic_load(&left[i]) > 0;
 }
 
 void td_fault_spot(const char *where)

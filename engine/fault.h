@@ -13,6 +13,8 @@ struct td_dev;
 void td_fault_arm(const char *spec); /* NULL or "" disarms; unknown names abort with a message that lists the known ones */
 /* 1 when the lever of this name is due now. Names: see TD_FAULTS in fault.c. */
 int td_fault(const char *name);
+/* 1 while a lever is set that is a state and not a moment: asking does not use it up. */
+int td_fault_set(const char *name);
 /* crash = abort(), hang = sleep for ever, at the spot `where`: levers "<where>.crash" and "<where>.hang". */
 void td_fault_spot(const char *where);
 /* When the lever is due the device makes an illegal access (td_ops.fault). On a backend that has none the process aborts: a test asked for what cannot be. */

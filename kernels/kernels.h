@@ -310,6 +310,17 @@ struct td_ops {
 	 * is used. bytes 0 takes `mem` back, before it is freed. NULL on a backend that needs none. */
 	void (*lend)(struct td_dev *, void *mem, size_t bytes);
 	uint64_t (*allocations)(struct td_dev *); /* of device memory, so far; NULL where nobody counts */
+
+	/* For `tandem bench` alone. */
+	/* Before accept, where the lever target.assume is set: changes logits so that a request's seed says how many tokens its steps commit, whatever the
+	 * drafts are (kernels/assume.h). What is committed then means nothing. */
+	void (*assume)(struct td_dev *, const struct td_batch *b, struct td_tensor logits /* F32 (R, V) */, const struct td_draft *draft,
+		       const struct td_sampling *sampling);
+	/* What the machine gives without our kernels: microseconds (the median of a few runs) for reading so many bytes of memory once; and for dense BF16
+	 * products of `rows` rows with n matrices, of which `in` and `out` count, one after the other, by the vendor's library. NULL on a backend that
+	 * has no such thing to compare with. */
+	int (*roof_read)(struct td_dev *, size_t bytes, double *us, struct td_error *);
+	int (*roof_dense)(struct td_dev *, const struct td_linear *shape, int n, int rows, double *us, struct td_error *);
 };
 
 /* "cpu", "cuda" or "auto" (cuda where a device and the module are there, else cpu). NULL + err when that backend can't be had. */

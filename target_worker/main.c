@@ -6,6 +6,7 @@
 
 #include "engine/fault.h"
 #include "engine/log.h"
+#include "engine/model.h"
 #include "engine/worker.h"
 #include "target_worker/bench.h"
 #include "target_worker/target.h"
@@ -54,6 +55,21 @@ static struct td_target_weights *load(struct td_worker *w, struct td_pool *pool,
 	return weights;
 }
 
+/* Never with a model whose answers somebody may want. */
+static void take_assume(struct td_worker *w, struct td_target_options *opt)
+{
+	struct td_error err;
+
+	opt->assume = td_fault_set("target.assume");
+	if (!opt->assume)
+		return;
+	if (!td_synthetic(w->cfg->model_dir)) {
+		td_error_set(&err, TD_E_INVALID, "the lever target.assume is for synthetic models");
+		td_worker_fail(w, &err);
+	}
+	td_log(TD_LOG_WARN, "acceptance is assumed, as seeds say: ANSWERS ARE MEANINGLESS");
+}
+
 static int step(void *t, struct td_error *err)
 {
 	return td_target_work(t, err);
@@ -86,6 +102,7 @@ int main(int argc, char **argv)
 	opt = (struct td_target_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
 					 .n_taps = td_worker_taps(&w, &weights->cfg, tap), .tap = tap, .pool = pool,
 					 .vocab_real = (int)w.cfg->vocab_real, .vocab_fd = w.vocab_fd};
+	take_assume(&w, &opt);
 	if (td_target_create(&opt, &t, &err))
 		td_worker_fail(&w, &err);
 	td_worker_keep(&w, &weights->arena, fingerprint, &weights->embed, &weights->head);

@@ -403,6 +403,8 @@ static int decode_accept(struct td_target *t, struct plan *p, const int *refeed,
 	logits = td__target_head(t, td_rows(t->x, 0, p->batch.n_rows));
 	td__constrain_apply(t, logits);
 	t->ops->batch_set(t->dev, &b);
+	if (t->o.assume)
+		t->ops->assume(t->dev, &b, logits, t->o.exchange.draft, t->sampling);
 	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
 	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)b.n_seq, err);
 }

@@ -51,4 +51,5 @@ const struct td_ops td_cpu_ops = {
 	.flag_wait = td__flag_wait,
 
 	.memory = td__memory,
+	.assume = td__assume,
 };

@@ -223,4 +223,8 @@ void td__cuda_fault(struct td_dev *);
 void td__cuda_lend(struct td_dev *, void *, size_t);
 uint64_t td__cuda_allocations(struct td_dev *);
 
+void td__cuda_assume(struct td_dev *, const struct td_batch *, struct td_tensor, const struct td_draft *, const struct td_sampling *);
+int td__cuda_roof_read(struct td_dev *, size_t, double *, struct td_error *);
+int td__cuda_roof_dense(struct td_dev *, const struct td_linear *, int, int, double *, struct td_error *);
+
 #endif

@@ -51,5 +51,8 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_fault,
 	td__cuda_lend,
 	td__cuda_allocations,
+	td__cuda_assume,
+	td__cuda_roof_read,
+	td__cuda_roof_dense,
 };
 }

@@ -277,7 +277,7 @@ int main(int argc, char **argv)
 		const char *name;
 		void (*run)(void);
 	} part[] = {{"device", check_device}, {"rows", check_rows},	{"linear", check_linear}, {"gdn", check_gdn},
-		    {"attention", check_attention}, {"draft", check_draft}, {"sample", check_sample}};
+		    {"attention", check_attention}, {"draft", check_draft}, {"sample", check_sample},	{"bench", check_bench}};
 	const char *only = "";
 	int timing = 0;
 

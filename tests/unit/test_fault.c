@@ -55,6 +55,20 @@ static void once_at_the_visit(void **state)
 	assert_int_equal(td_fault("nothing is armed, so no name is looked up"), 0);
 }
 
+static void state_is_not_used_up(void **state)
+{
+	(void)state;
+	td_fault_arm("target.exit,target.assume");
+	for (int i = 0; i < 3; i++)
+		assert_int_equal(td_fault_set("target.assume"), 1);
+	assert_int_equal(td_fault("target.exit"), 1);
+	assert_int_equal(td_fault_set("target.assume"), 1);
+	td_fault_arm("log.full");
+	assert_int_equal(td_fault_set("target.assume"), 0);
+	td_fault_arm(NULL);
+	assert_int_equal(td_fault_set("target.assume"), 0);
+}
+
 static void spots(void **state)
 {
 	(void)state;
@@ -117,7 +131,7 @@ static void of_the_device(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(once_at_the_visit), cmocka_unit_test(spots), cmocka_unit_test(misspelt),
+	const struct CMUnitTest tests[] = {cmocka_unit_test(once_at_the_visit), cmocka_unit_test(state_is_not_used_up), cmocka_unit_test(spots), cmocka_unit_test(misspelt),
 					    cmocka_unit_test(of_the_device)};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

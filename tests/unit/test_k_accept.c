@@ -2,6 +2,7 @@
  * test_k_accept.c: greedy proposing and accepting, ties, penalties inside a block, token counts, log-probabilities, and logits that are not numbers.
  */
 #include "k_common.h"
+#include "kernels/assume.h"
 
 enum { V = 50, REAL = 48, STRIDE = 53 };
 
@@ -282,10 +283,71 @@ static void not_numbers(void **state)
 	bench_free(&t);
 }
 
+/* The pieces of the positions have the mean that the seed tells, from wherever one starts; other seeds are left alone. */
+static void assumed_lengths(void **state)
+{
+	static const struct {
+		uint64_t seed;
+		int least, most;
+	} mean[] = {{10, 1, 1}, {33, 3, 4}, {50, 5, 5}, {60, 6, 6}, {160, 16, 16}};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(mean) / sizeof(*mean); i++)
+		for (int start = 0; start < 40; start++) {
+			int at = start, steps = 0;
+
+			for (; steps < 1000; steps++) {
+				int n = td_assumed(mean[i].seed, at);
+
+				assert_in_range(n, mean[i].least, mean[i].most);
+				at += n;
+			}
+			if (abs(10 * (at - start) - 1000 * (int)mean[i].seed) > 20)
+				fail_msg("seed %d from %d: %d tokens in 1000 steps", (int)mean[i].seed, start, at - start);
+		}
+	assert_int_equal(td_assumed(0, 5) | td_assumed(9, 5) | td_assumed(161, 5) | td_assumed(UINT64_MAX, 5) | td_assumed(33, -1), 0);
+}
+
+/* So many tokens are committed, the drafts as they are and then one that is none; a block that is too short is committed whole. */
+static void assumed_acceptance(void **state)
+{
+	static const int mean[] = {10, 33, 50, 160, 0};
+	struct bench t;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(mean) / sizeof(*mean); i++)
+		for (int rows = 1; rows <= 16; rows++) {
+			struct td_seq seq = {.slot = 2, .rows = rows, .pos0 = 9};
+			struct td_batch b;
+			int want = td_assumed((uint64_t)mean[i], 9);
+
+			bench_make(&t, 16);
+			b = k_batch(t.dev, &seq, 1);
+			t.s[2].seed = (uint64_t)mean[i];
+			t.draft[2].n = rows - 1;
+			for (int r = 0; r < 15; r++)
+				t.draft[2].token[r] = 20 + r;
+			if (want && want < 16)
+				k_row(t.logits, want - 1)[20 + want - 1] = 7; /* would be accepted */
+			if (!want)
+				k_row(t.logits, 0)[3] = 7;
+			ops->assume(t.dev, &b, t.logits, t.draft, t.s);
+			ops->accept(t.dev, &b, t.logits, REAL, t.s, t.draft, &t.counts[0][0], t.anchor, &t.v);
+			want = want ? want < rows ? want : rows : 1;
+			assert_int_equal(t.v.n, want);
+			for (int k = 0; k + 1 < want; k++)
+				assert_int_equal(t.v.token[k], 20 + k);
+			if (want < rows)
+				assert_int_not_equal(t.v.token[want - 1], 20 + want - 1);
+			bench_free(&t);
+		}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(longest_match), cmocka_unit_test(greedy_proposal), cmocka_unit_test(penalties_inside_block),
-					    cmocka_unit_test(log_probabilities), cmocka_unit_test(not_numbers) };
+					    cmocka_unit_test(log_probabilities), cmocka_unit_test(not_numbers), cmocka_unit_test(assumed_lengths),
+					    cmocka_unit_test(assumed_acceptance) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
