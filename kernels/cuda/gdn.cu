@@ -148,7 +148,7 @@ template <int KD> static __device__ void close_head(const struct gdn_args &p, co
 template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(const struct gdn_args p)
 {
 	__shared__ __align__(16) struct window<KD> x;
-	struct td_seq s = p.seq[blockIdx.y];
+	struct td_seq s = part_of(p.seq[blockIdx.y], p.part);
 	int slices = div_up(p.w.v_dim, COLS), head = blockIdx.x / slices, col0 = blockIdx.x % slices * COLS, group = p.w.v_heads / p.w.k_heads;
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3, mine = warp * 8 + (lane & 7), col = col0 + mine,
 	    there = col < p.w.v_dim;
@@ -158,6 +158,8 @@ template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(c
 	const float4 *conv_w = (const float4 *)p.w.conv;
 	struct taps<KD> w;
 
+	if (total == 0)
+		return;
 #pragma unroll
 	for (int i = 0; i < KD / 4; i++)
 		state[i] = there ? kept[(size_t)((i >> 2) * 16 + part * 4 + (i & 3)) * p.w.v_dim] : 0.0f;
@@ -196,13 +198,14 @@ template <int KD> static __global__ void __launch_bounds__(THREADS) gdn_kernel(c
 		close_head<KD>(p, s, k_head);
 }
 
-/* One warp per row and head. grid (rows, v_heads / WARPS) */
+/* One warp per row and head. grid (rows of a sequence, v_heads / WARPS, sequences) */
 static __global__ void norm_kernel(const struct gdn_args p)
 {
 	int head = blockIdx.y * WARPS + threadIdx.x / 32;
+	struct td_seq s = part_of(p.seq[blockIdx.z], p.part);
 
-	if (head < p.w.v_heads)
-		gated_norm(p, blockIdx.x, head);
+	if (head < p.w.v_heads && (int)blockIdx.x < s.rows)
+		gated_norm(p, s.row0 + blockIdx.x, head);
 }
 
 static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_batch *b, struct td_tensor qkvz, struct td_tensor ba,
@@ -236,11 +239,34 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 	return b->n_seq > 0;
 }
 
+/* One part of all sequences by the step form. */
+static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_batch *b)
+{
+	dim3 grid(p.w.v_heads * div_up(p.w.v_dim, COLS), b->n_seq);
+	int rows = 0, any = 0;
+
+	for (int i = 0; i < b->n_seq; i++) {
+		struct td_seq s = part_of(b->seq[i], p.part);
+
+		any |= s.rows + s.replay;
+		rows = s.rows > rows ? s.rows : rows;
+	}
+	if (!any)
+		return;
+	p.norm_here = rows <= TD_BLOCK_MAX;
+	if (p.w.k_dim == 128)
+		gdn_kernel<128><<<grid, THREADS, 0, dev->stream>>>(p);
+	else
+		gdn_kernel<64><<<grid, THREADS, 0, dev->stream>>>(p);
+	if (!p.norm_here)
+		norm_kernel<<<dim3(rows, div_up(p.w.v_heads, WARPS), b->n_seq), THREADS, 0, dev->stream>>>(p);
+	td__cuda_launched(dev, "gdn");
+}
+
 void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz,
 		  struct td_tensor ba, struct td_tensor out)
 {
 	struct gdn_args p;
-	dim3 grid;
 
 	p.w = *w;
 	p.st = *st;
@@ -253,19 +279,12 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	p.out = (bf16 *)out.data;
 	p.ld_out = out.ld;
 	p.channels = 2 * w->k_heads * w->k_dim + w->v_heads * w->v_dim;
-	p.norm_here = b->max_rows <= TD_BLOCK_MAX;
 	p.counter = dev->counters;
 	if (!fits(dev, p, b, qkvz, ba, out))
 		return;
 	p.o = (float *)td__cuda_scratch(dev, (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float));
 	if (!p.o)
 		return;
-	grid = dim3(w->v_heads * div_up(w->v_dim, COLS), b->n_seq);
-	if (w->k_dim == 128)
-		gdn_kernel<128><<<grid, THREADS, 0, dev->stream>>>(p);
-	else
-		gdn_kernel<64><<<grid, THREADS, 0, dev->stream>>>(p);
-	if (!p.norm_here)
-		norm_kernel<<<dim3(b->n_rows, div_up(w->v_heads, WARPS)), THREADS, 0, dev->stream>>>(p);
-	td__cuda_launched(dev, "gdn");
+	for (p.part = GDN_BEFORE; p.part <= GDN_AFTER; p.part++)
+		run_part(dev, p, b);
 }

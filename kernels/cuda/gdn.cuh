@@ -20,9 +20,34 @@ struct gdn_args {
 	bf16 *out; /* (R, v_heads * v_dim) */
 	int ld_out;
 	float *o; /* (R, v_heads * v_dim): before the norm */
-	int channels, norm_here;
+	int channels, norm_here, part;
 	unsigned *counter; /* (sequences, k_heads + v_heads) */
 };
+
+/*
+ * Which form a row takes is a matter of its position in the prompt, as for products (linear.cu): final rows that fill blocks of TD_CUDA_LARGE positions
+ * are the middle part of a sequence, all others come before or after. A part of nothing has rows 0 and replay 0.
+ */
+enum gdn_part { GDN_BEFORE, GDN_BLOCKS, GDN_AFTER };
+static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int part)
+{
+	int from = (TD_CUDA_LARGE - s.pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, end;
+
+	if (!s.commit || s.rows < from + TD_CUDA_LARGE)
+		from = s.rows;
+	end = from + (s.rows - from) / TD_CUDA_LARGE * TD_CUDA_LARGE;
+	if (part == GDN_BEFORE) {
+		s.rows = from;
+		return s;
+	}
+	if (part == GDN_AFTER)
+		from = end;
+	s.row0 += from;
+	s.pos0 += from;
+	s.rows = part == GDN_AFTER ? s.rows - end : end - from;
+	s.replay = 0;
+	return s;
+}
 
 /* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. */
 static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &p, const struct td_seq &s, int i)
