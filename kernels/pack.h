@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-enum { TD_PACK_STRIP = 32 /* CUDA: rows of a strip */, TD_PACK_UNIT = 32 /* and columns of a unit */ };
+enum { TD_PACK_TILE = 16 /* CUDA: rows of a tile */, TD_PACK_CHUNK = 64 /* and columns of a chunk */ };
 
 /* Rows one after the other: codes, then scales. 0: there is no form for these sizes. */
 static inline size_t td_pack_bytes_cpu(enum td_weight_kind kind, int out, int in, int group)
@@ -20,15 +20,15 @@ static inline size_t td_pack_bytes_cpu(enum td_weight_kind kind, int out, int in
 	return kind == TD_W_INT4 && group >= 8 && group % 8 == 0 && in % group == 0 ? (size_t)out * ((size_t)in / 2 + (size_t)(in / group) * 2) : 0;
 }
 
-/* Strips of rows, the last one filled up; then their scales. */
+/* Tiles of rows, the last one filled up, in chunks of columns, likewise; then their scales. */
 static inline size_t td_pack_bytes_cuda(enum td_weight_kind kind, int out, int in, int group)
 {
-	size_t strips = ((size_t)out + TD_PACK_STRIP - 1) / TD_PACK_STRIP, units = ((size_t)in + TD_PACK_UNIT - 1) / TD_PACK_UNIT;
+	size_t tiles = ((size_t)out + TD_PACK_TILE - 1) / TD_PACK_TILE, chunks = ((size_t)in + TD_PACK_CHUNK - 1) / TD_PACK_CHUNK;
 	size_t groups = group > 0 ? ((size_t)in + (size_t)group - 1) / (size_t)group : 1;
 
 	if (kind == TD_W_BF16)
 		return (size_t)out * (size_t)in * 2;
-	return strips * units * (TD_PACK_STRIP * TD_PACK_UNIT / 2) + strips * groups * TD_PACK_STRIP * 2;
+	return tiles * chunks * (TD_PACK_TILE * TD_PACK_CHUNK / 2) + tiles * groups * TD_PACK_TILE * 2;
 }
 
 /* What an engine asks of the CUDA operations; a field that an engine has no use for is 0. */

@@ -9,7 +9,7 @@
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"
 
-enum { STRIP = TD_PACK_STRIP, UNIT = TD_PACK_UNIT };
+enum { TILE = TD_PACK_TILE, UNIT = 32 };
 static const size_t staging_bytes = (size_t)32 << 20;
 
 /* ---- packing ----------------------------------------------------------------------------------------------------------------------- */
@@ -63,8 +63,8 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 		return td__cuda_sync(dev, err);
 	}
 	row_scale = (size_t)(w->in / w->group) * 2;
-	step = (int)(staging_bytes / (row_weight + row_scale)) / STRIP * STRIP;
-	step = step < STRIP ? STRIP : step;
+	step = (int)(staging_bytes / (row_weight + row_scale)) / TILE * TILE;
+	step = step < TILE ? TILE : step;
 	staging = (char *)td__cuda_scratch(dev, (size_t)step * (row_weight + row_scale) + 256);
 	for (int row0 = 0; staging && row0 < w->out; row0 += step) {
 		int rows = w->out - row0 < step ? w->out - row0 : step;
@@ -72,7 +72,7 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 
 		gather(dev, staging, part, n_part, row0, rows, row_weight, 0);
 		gather(dev, scale, part, n_part, row0, rows, row_scale, 1);
-		td__cuda_int4_repack(dev, w, row0 / STRIP, rows, (const uint32_t *)staging, (const bf16 *)scale);
+		td__cuda_int4_repack(dev, w, row0 / TILE, rows, (const uint32_t *)staging, (const bf16 *)scale);
 	}
 	return td__cuda_sync(dev, err);
 }

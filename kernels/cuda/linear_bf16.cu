@@ -9,55 +9,58 @@
 
 struct bf16_format {
 	enum {
-		ROWS = 4,
-		BYTES = ROWS * 512,
-		DEEP = 4,
-		WIDE = 2
-	}; /* a lane's pieces: rows g, g + 8, g + 16, g + 24; DEEP, WIDE: stages for up to 16 rows, for more */
+		BYTES = UNITS * 1024,
+		TILES = 1,
+		TILES_WIDE = 1,
+		DEEP = 4
+	}; /* of a tile's chunk: (unit, row g or g + 8, lane) x 16; tiles of a pass for up to 16 rows, for more; stages */
 
 	struct lane {
-		const bf16 *w; /* row g of the block's first strip, column 8t */
+		const bf16 *w; /* row g of the block's first tile, column 8t of its first chunk */
 		int out, k; /* that row's number, column */
-		uint32_t at;
+		uint32_t lane_at;
 
-		__device__ __forceinline__ lane(const struct linear_args &p, int strip0, int l)
+		__device__ __forceinline__ lane(const struct linear_args &p, int tile0, int c0, int l)
 		{
-			out = strip0 * STRIP + (l >> 2);
-			k = (l & 3) * 8;
+			out = tile0 * TILE + (l >> 2);
+			k = c0 * CHUNK + (l & 3) * 8;
 			w = (const bf16 *)p.w + (size_t)out * p.in + k;
-			at = l * 16;
+			lane_at = l * 16;
 		}
 
-		__device__ __forceinline__ void fetch(const struct linear_args &p, uint32_t stage, const struct cursor &c, int u0)
+		template <int T> __device__ __forceinline__ void fetch(const struct linear_args &p, uint32_t stage, int tile, int, int c)
 		{
-			int column = (u0 + c.u) * UNIT, left = (p.in - column - k) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
-			const bf16 *from = w + (size_t)(c.strip * STRIP) * p.in + column;
+			const bf16 *from = w + (size_t)(tile * TILE) * p.in + c * CHUNK;
 
 #pragma unroll
-			for (int m = 0; m < ROWS; m++) {
-				int there = bytes && out + c.strip * STRIP + m * 8 < p.out;
+			for (int u = 0; u < UNITS; u++) {
+				int left = (p.in - k - c * CHUNK - u * UNIT) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
 
-				copy16_to(stage + m * 512 + at, there ? from + (size_t)(m * 8) * p.in : (const bf16 *)p.w, there ? bytes : 0);
+#pragma unroll
+				for (int m = 0; m < 2; m++) {
+					int there = bytes && out + tile * TILE + m * 8 < p.out;
+
+					copy16_to(stage + (u * 2 + m) * 512 + lane_at, there ? from + (size_t)(m * 8) * p.in + u * UNIT : (const bf16 *)p.w,
+						  there ? bytes : 0);
+				}
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t stage, uint32_t rows, float acc[2][NT][4])
+		template <int NT, int T>
+		__device__ __forceinline__ void multiply(uint32_t stage, uint32_t rows, uint32_t, int, int, float acc[T][NT][4])
 		{
-			uint4 w4[ROWS], x[NT];
+#pragma unroll
+			for (int u = 0; u < UNITS; u++) {
+				uint4 a = load16(stage + u * 1024 + lane_at), b = load16(stage + u * 1024 + 512 + lane_at);
 
 #pragma unroll
-			for (int m = 0; m < ROWS; m++)
-				w4[m] = load16(stage + m * 512 + at);
-#pragma unroll
-			for (int n = 0; n < NT; n++)
-				x[n] = load16(rows + n * 512);
-#pragma unroll
-			for (int m = 0; m < 2; m++)
-#pragma unroll
 				for (int n = 0; n < NT; n++) {
-					mma_bf16(acc[m][n], w4[2 * m].x, w4[2 * m + 1].x, w4[2 * m].y, w4[2 * m + 1].y, x[n].x, x[n].y);
-					mma_bf16(acc[m][n], w4[2 * m].z, w4[2 * m + 1].z, w4[2 * m].w, w4[2 * m + 1].w, x[n].z, x[n].w);
+					uint4 x = load16(rows + (u * NT + n) * 512 + lane_at);
+
+					mma_bf16(acc[0][n], a.x, b.x, a.y, b.y, x.x, x.y);
+					mma_bf16(acc[0][n], a.z, b.z, a.w, b.w, x.z, x.w);
 				}
+			}
 		}
 	};
 };

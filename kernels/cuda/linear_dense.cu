@@ -7,7 +7,7 @@
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"
 
-enum { STRIP = TD_PACK_STRIP };
+enum { TILE = TD_PACK_TILE };
 static const size_t expanded_bytes = (size_t)32 << 20;
 
 /* y[:, out0 .. out0 + out) (+)= x * w', w row-major (out, in), in one cuBLAS call of TD_CUDA_LARGE rows. */
@@ -28,8 +28,8 @@ void td__cuda_dense(struct td_dev *dev, struct td_tensor x, const struct td_line
 	bf16 *expanded = NULL;
 
 	if (w->kind == TD_W_INT4) {
-		step = (int)(expanded_bytes / ((size_t)w->in * 2)) / STRIP * STRIP;
-		step = step < STRIP ? STRIP : step;
+		step = (int)(expanded_bytes / ((size_t)w->in * 2)) / TILE * TILE;
+		step = step < TILE ? TILE : step;
 		expanded = (bf16 *)td__cuda_scratch(dev, (size_t)step * w->in * 2);
 	}
 	for (int out0 = 0; out0 < w->out && !dev->error.code; out0 += step) {

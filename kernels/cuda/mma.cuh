@@ -80,10 +80,10 @@ static __device__ __forceinline__ void copy16(void *sh, const void *gl, int byte
 {
 	copy16_to(shared_address(sh), gl, bytes);
 }
-/* 8 bytes, kept in the L1 cache: for what neighbours read too. */
-static __device__ __forceinline__ void copy8_to(uint32_t sh, const void *gl)
+/* 4 bytes, kept in the L1 cache: for what neighbours read too. */
+static __device__ __forceinline__ void copy4_to(uint32_t sh, const void *gl)
 {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(sh), "l"(gl) : "memory");
+	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sh), "l"(gl) : "memory");
 }
 /* Loads from shared memory by its 32-bit address: the compiler would make a generic address anew each time. */
 static __device__ __forceinline__ uint4 load16(uint32_t sh)
@@ -99,6 +99,17 @@ static __device__ __forceinline__ uint2 load8(uint32_t sh)
 
 	asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(sh) : "memory");
 	return v;
+}
+static __device__ __forceinline__ uint32_t load4(uint32_t sh)
+{
+	uint32_t v;
+
+	asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(sh) : "memory");
+	return v;
+}
+static __device__ __forceinline__ void store8(uint32_t sh, uint32_t x, uint32_t y)
+{
+	asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(sh), "r"(x), "r"(y) : "memory");
 }
 static __device__ __forceinline__ void copy_commit()
 {

@@ -210,6 +210,10 @@ static inline unsigned __umulhi(unsigned a, unsigned b)
 {
 	return (unsigned)((uint64_t)a * b >> 32);
 }
+static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, int by)
+{
+	return by & 31 ? lo >> (by & 31) | hi << (32 - (by & 31)) : lo;
+}
 static inline float __fdividef(float a, float b)
 {
 	return a / b;
