@@ -9,6 +9,8 @@
 
 #include "kernels/cuda/internal.cuh"
 
+enum { GDN_SLICE = 32 }; /* columns of a value head that a block of the step form owns */
+
 struct gdn_args {
 	struct td_gdn w;
 	struct td_gdn_state st;
@@ -20,8 +22,8 @@ struct gdn_args {
 	bf16 *out; /* (R, v_heads * v_dim) */
 	int ld_out;
 	float *o; /* (R, v_heads * v_dim): before the norm */
-	int channels, norm_here, part;
-	unsigned *counter; /* (sequences, k_heads + v_heads) */
+	int channels, norm_here, part, group; /* group: value heads of a key head */
+	unsigned *counter; /* gdn.cu's arrivals */
 };
 
 /*
@@ -49,49 +51,68 @@ static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int par
 	return s;
 }
 
-/* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. */
+/* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. No branches: loads of
+ * several rows are to leave one behind the other. */
 static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &p, const struct td_seq &s, int i)
 {
-	if (i < TD_CONV_TAIL)
-		return (const bf16 *)p.st.tail + ((size_t)s.slot * TD_CONV_TAIL + i) * p.channels;
-	i -= TD_CONV_TAIL;
-	if (i < s.replay)
-		return (const bf16 *)p.st.ring_m + ((size_t)s.slot * TD_BLOCK_MAX + i) * p.channels;
-	return p.qkvz + (size_t)(s.row0 + i - s.replay) * p.ld;
+	const bf16 *tail = (const bf16 *)p.st.tail + (ptrdiff_t)s.slot * TD_CONV_TAIL * p.channels;
+	const bf16 *ring = (const bf16 *)p.st.ring_m + ((ptrdiff_t)s.slot * TD_BLOCK_MAX - TD_CONV_TAIL) * p.channels;
+	const bf16 *fresh = p.qkvz + (ptrdiff_t)(s.row0 - s.replay - TD_CONV_TAIL) * p.ld, *from;
+	int kept = i < TD_CONV_TAIL + s.replay;
+
+	from = i < TD_CONV_TAIL ? tail : ring;
+	from = kept ? from : fresh;
+	return from + (ptrdiff_t)i * (kept ? p.channels : p.ld);
+}
+
+/* A float32 word, or the half word that holds a bf16; one load either way. */
+static __device__ __forceinline__ float read_either(const void *from, size_t at, int f32)
+{
+	uint32_t word = __ldcg((const uint32_t *)from + (f32 ? at : at / 2));
+
+	return f32 ? __uint_as_float(word) : at & 1 ? bf16_hi(word) : bf16_lo(word);
 }
 
 static __device__ __forceinline__ float read_ba(const struct gdn_args &p, int row, int i)
 {
-	size_t at = (size_t)row * p.ld_ba + i;
-
-	return p.ba_f32 ? ((const float *)p.ba)[at] : __bfloat162float(((const bf16 *)p.ba)[at]);
+	return read_either(p.ba, (size_t)row * p.ld_ba + i, p.ba_f32);
 }
 
 /* b or a of token i of the stream without the tail */
 static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const struct td_seq &s, int i, int column)
 {
-	if (i < s.replay)
-		return p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + i) * 2 * p.w.v_heads + column];
-	return read_ba(p, s.row0 + i - s.replay, column);
+	int kept = i < s.replay;
+	size_t at = kept ? ((size_t)s.slot * TD_BLOCK_MAX + i) * 2 * p.w.v_heads : (size_t)(s.row0 + i - s.replay) * p.ld_ba;
+
+	return read_either(kept ? p.st.ring_ba : p.ba, at + column, kept | p.ba_f32);
 }
 
-/* Convolution and silu of one channel from four rows. */
+/* Convolution and silu of one channel from four rows. The order of the sums is written out, so that no two kernels can round them differently. */
 static __device__ __forceinline__ float conv(float4 w, float a, float b, float c, float d)
 {
-	return silu(w.x * a + w.y * b + w.z * c + w.w * d);
+	return silu(fmaf(w.w, d, fmaf(w.z, c, fmaf(w.y, b, w.x * a))));
 }
 
 /* A lane's neighbouring channels of one row, as words of two. */
 template <int N> static __device__ __forceinline__ void load_words(uint32_t *to, const bf16 *from)
 {
 	if (N == 2) {
-		uint2 v = *(const uint2 *)from;
+		uint2 v = __ldcg((const uint2 *)from);
 
 		to[0] = v.x;
 		to[N - 1] = v.y;
 	} else {
-		to[0] = *(const uint32_t *)from;
+		to[0] = __ldcg((const uint32_t *)from);
 	}
+}
+
+/* N neighbours, scaled */
+template <int N> static __device__ __forceinline__ void store_lane(float *to, const float *v, float scale)
+{
+	if (N == 4)
+		*(float4 *)to = make_float4(v[0] * scale, v[1] * scale, v[N - 2] * scale, v[N - 1] * scale);
+	else
+		*(float2 *)to = make_float2(v[0] * scale, v[1] * scale);
 }
 
 static __device__ __forceinline__ float element(const uint32_t *words, int i)
@@ -99,52 +120,86 @@ static __device__ __forceinline__ float element(const uint32_t *words, int i)
 	return i & 1 ? bf16_hi(words[i >> 1]) : bf16_lo(words[i >> 1]);
 }
 
-/* Gated norm of one head of one row by one warp (3.1 rmsg). v_dim <= 256 */
+/* Sum of squares over a slice of GDN_SLICE columns, a pair of neighbours in each of 16 lanes; the order is the same wherever it is taken. */
+static __device__ __forceinline__ float slice_squares(float2 v)
+{
+	float sum = fmaf(v.y, v.y, v.x * v.x);
+
+	for (int d = 8; d; d >>= 1)
+		sum += __shfl_xor_sync(~0u, sum, d);
+	return sum;
+}
+
+static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, uint32_t z)
+{
+	return bf16_pair(o.x * scale * weight.x * silu(bf16_lo(z)), o.y * scale * weight.y * silu(bf16_hi(z)));
+}
+
+/* Gated norm of one head of one row by one warp (3.1 rmsg), half a warp for each slice. v_dim <= 256, even */
 static __device__ __forceinline__ void gated_norm(const struct gdn_args &p, int row, int head)
 {
-	enum { MAX = 8 };
+	enum { MAX = 256 / (2 * GDN_SLICE) };
 	int lane = threadIdx.x & 31, n = p.w.v_dim;
 	const float *o = p.o + ((size_t)row * p.w.v_heads + head) * n;
 	const bf16 *z = p.qkvz + (size_t)row * p.ld + p.channels + head * n;
 	bf16 *y = p.out + (size_t)row * p.ld_out + head * n;
-	float v[MAX], g[MAX], sum = 0;
+	float2 v[MAX], w[MAX];
+	uint32_t g[MAX];
+	float sum = 0;
 
 #pragma unroll
 	for (int i = 0; i < MAX; i++) {
-		int c = lane + 32 * i;
+		int c = 2 * (lane + 32 * i);
 
-		v[i] = c < n ? __ldcg(&o[c]) : 0;
-		g[i] = c < n ? __bfloat162float(z[c]) : 0;
-		sum += v[i] * v[i];
+		v[i] = c < n ? __ldcg((const float2 *)(o + c)) : make_float2(0, 0);
+		w[i] = c < n ? *(const float2 *)(p.w.norm + c) : make_float2(0, 0);
+		g[i] = c < n ? __ldcg((const uint32_t *)(z + c)) : 0;
 	}
-	sum = rsqrtf(warp_sum(sum) / n + p.w.eps);
 #pragma unroll
 	for (int i = 0; i < MAX; i++)
-		if (lane + 32 * i < n)
-			y[lane + 32 * i] = __float2bfloat16(v[i] * sum * p.w.norm[lane + 32 * i] * silu(g[i]));
+		if (i * 2 * GDN_SLICE < n) {
+			float part = slice_squares(v[i]);
+
+			sum += __shfl_sync(~0u, part, 0);
+			sum += __shfl_sync(~0u, part, 16);
+		}
+	sum = rsqrtf(sum / n + p.w.eps);
+#pragma unroll
+	for (int i = 0; i < MAX; i++)
+		if (2 * (lane + 32 * i) < n)
+			*(uint32_t *)(y + 2 * (lane + 32 * i)) = gate_pair(v[i], sum, w[i], g[i]);
 }
 
-/* Tail and ring of two neighbouring channels. All is read before anything is overwritten; no other thread touches these channels. */
-static __device__ void keep_pair(const struct gdn_args &p, const struct td_seq &s, int channel)
+/* What a call leaves in tail and ring of two neighbouring channels. */
+struct kept {
+	uint32_t last[TD_CONV_TAIL], fresh[TD_BLOCK_MAX];
+};
+
+static __device__ __forceinline__ void keep_load(const struct gdn_args &p, const struct td_seq &s, int channel, struct kept &k)
+{
+	int done = s.replay + (s.commit ? s.rows : 0);
+
+#pragma unroll
+	for (int i = 0; i < TD_CONV_TAIL; i++)
+		k.last[i] = __ldcg((const uint32_t *)(stream_row(p, s, done + i) + channel));
+#pragma unroll
+	for (int i = 0; i < TD_BLOCK_MAX; i++)
+		k.fresh[i] = !s.commit && i < s.rows ? __ldcg((const uint32_t *)(p.qkvz + (size_t)(s.row0 + i) * p.ld + channel)) : 0;
+}
+
+/* Once everyone who reads these channels' old tail and ring has done so. */
+static __device__ __forceinline__ void keep_store(const struct gdn_args &p, const struct td_seq &s, int channel, const struct kept &k)
 {
 	uint32_t *tail = (uint32_t *)((bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels + channel);
 	uint32_t *ring = (uint32_t *)((bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels + channel);
-	int done = s.replay + (s.commit ? s.rows : 0);
-	uint32_t last[TD_CONV_TAIL], fresh[TD_BLOCK_MAX];
 
 #pragma unroll
 	for (int i = 0; i < TD_CONV_TAIL; i++)
-		last[i] = *(const uint32_t *)(stream_row(p, s, done + i) + channel);
-#pragma unroll
-	for (int i = 0; i < TD_BLOCK_MAX; i++)
-		fresh[i] = !s.commit && i < s.rows ? *(const uint32_t *)(p.qkvz + (size_t)(s.row0 + i) * p.ld + channel) : 0;
-#pragma unroll
-	for (int i = 0; i < TD_CONV_TAIL; i++)
-		tail[(size_t)i * p.channels / 2] = last[i];
+		tail[(size_t)i * p.channels / 2] = k.last[i];
 #pragma unroll
 	for (int i = 0; i < TD_BLOCK_MAX; i++)
 		if (!s.commit && i < s.rows)
-			ring[(size_t)i * p.channels / 2] = fresh[i];
+			ring[(size_t)i * p.channels / 2] = k.fresh[i];
 }
 
 #endif

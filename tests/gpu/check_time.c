@@ -21,7 +21,7 @@ struct bench {
 	struct td_kv kv[8];
 	struct td_tensor a, b;
 	struct td_batch batch;
-	struct td_seq seq[1];
+	struct td_seq seq[16];
 	int copies, accumulate;
 	void *sampling, *counts, *draft, *anchor, *verdict;
 };
@@ -127,20 +127,26 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 
 /* ---- layers ------------------------------------------------------------------------------------------------------------------------ */
 
-enum { GDN_SLOTS = 40 };
+enum { GDN_SLOTS = 48, GDN_CHANNELS = 8192, GDN_HEADS = 32 };
 
+/* Each call has another layer's state, as in a step: one batch for all, set before. */
 static void call_gdn(struct bench *b, int i)
 {
-	b->seq[0].slot = i % GDN_SLOTS;
-	b->batch.seq = b->seq;
-	dut.ops->batch_set(dut.dev, &b->batch);
-	dut.ops->gdn(dut.dev, &b->gdn, &b->state, &b->batch, b->x, b->a, b->y);
+	size_t slot = (size_t)(i % (GDN_SLOTS / b->batch.n_seq) * b->batch.n_seq), act = td_dtype_size(dut.ops->act);
+	struct td_gdn_state st = b->state;
+
+	st.s += slot * GDN_HEADS * 128 * 128;
+	st.tail = (char *)st.tail + slot * TD_CONV_TAIL * GDN_CHANNELS * act;
+	st.ring_m = (char *)st.ring_m + slot * TD_BLOCK_MAX * GDN_CHANNELS * act;
+	st.ring_ba += slot * TD_BLOCK_MAX * 2 * GDN_HEADS;
+	dut.ops->gdn(dut.dev, &b->gdn, &st, &b->batch, b->x, b->a, b->y);
 }
 
-static void gdn(int rows, int replay, int commit)
+static void gdn(int n_seq, int rows, int replay, int commit)
 {
-	enum { C = 8192, WIDE = 4096, HEADS = 32 };
+	enum { C = GDN_CHANNELS, WIDE = 4096, HEADS = GDN_HEADS };
 	struct bench *b = host(sizeof(*b));
+	int all = n_seq * rows;
 	char text[96];
 
 	b->gdn = (struct td_gdn){.k_heads = 16, .v_heads = HEADS, .k_dim = 128, .v_dim = 128, .eps = 1e-6f};
@@ -152,14 +158,15 @@ static void gdn(int rows, int replay, int commit)
 	b->state.tail = put(&dut, NULL, (size_t)GDN_SLOTS * TD_CONV_TAIL * C * 4);
 	b->state.ring_m = put(&dut, NULL, (size_t)GDN_SLOTS * TD_BLOCK_MAX * C * 4);
 	b->state.ring_ba = put(&dut, NULL, (size_t)GDN_SLOTS * TD_BLOCK_MAX * HEADS * 8);
-	b->x = put_act(&dut, random_values((size_t)rows * (C + WIDE), 1), rows, C + WIDE, C + WIDE);
-	b->a = put_f32(&dut, random_values((size_t)rows * HEADS * 2, 1), rows, HEADS * 2, HEADS * 2);
-	b->y = new_act(&dut, rows, WIDE, WIDE);
-	b->seq[0] = (struct td_seq){.rows = rows, .pos0 = 0, .replay = replay, .commit = commit};
-	b->batch = (struct td_batch){.n_seq = 1, .n_rows = rows, .max_rows = rows, .max_ctx = rows};
-	snprintf(text, sizeof(text), "gdn, %d rows%s, %d replayed", rows, commit ? " final" : "", replay);
+	b->x = put_act(&dut, random_values((size_t)all * (C + WIDE), 1), all, C + WIDE, C + WIDE);
+	b->a = put_f32(&dut, random_values((size_t)all * HEADS * 2, 1), all, HEADS * 2, HEADS * 2);
+	b->y = new_act(&dut, all, WIDE, WIDE);
+	for (int i = 0; i < n_seq; i++)
+		b->seq[i] = (struct td_seq){.slot = i, .rows = rows, .row0 = i * rows, .pos0 = 0, .replay = replay, .commit = commit};
+	make_batch(&dut, &b->batch, b->seq, n_seq);
+	snprintf(text, sizeof(text), "gdn, %d x %d rows%s, %d replayed", n_seq, rows, commit ? " final" : "", replay);
 	show(text, time_calls(call_gdn, b, 200),
-	     rows > 16 ? 0 : (2.0 - (replay == 0 && !commit)) * HEADS * 128 * 128 * 4 + rows * (C + 2.0 * WIDE) * 2, 0);
+	     rows > 16 ? 0 : n_seq * ((2.0 - (replay == 0 && !commit)) * HEADS * 128 * 128 * 4 + rows * (C + 2.0 * WIDE) * 2), 0);
 	drop_all();
 }
 
@@ -288,10 +295,12 @@ static void linears(void)
 
 static void gdns(void)
 {
-	gdn(1, 1, 0);
-	gdn(16, 0, 0);
-	gdn(16, 5, 0);
-	gdn(512, 0, 1);
+	gdn(1, 1, 1, 0);
+	gdn(1, 16, 0, 0);
+	gdn(1, 16, 5, 0);
+	gdn(4, 16, 5, 0);
+	gdn(16, 16, 5, 0);
+	gdn(1, 512, 0, 1);
 }
 
 static void attentions(void)

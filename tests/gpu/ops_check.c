@@ -255,7 +255,7 @@ void make_batch(struct side *s, struct td_batch *b, const struct td_seq *seq, in
 
 static void open_sides(void)
 {
-	struct td_dev_options opt = {.threads = 0, .ordinal = 0, .slots = 8};
+	struct td_dev_options opt = {.threads = 0, .ordinal = 0, .slots = 16};
 	struct td_error err = {0};
 	char text[256];
 
