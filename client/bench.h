@@ -40,6 +40,7 @@ struct td_bench {
 	struct td_common common;
 	int32_t max_tokens, draft_tokens;
 	uint32_t clients, limit;
+	int assumes; /* the daemon is ours and obeys seeds: so many tenths of a token a step (kernels/assume.h) */
 	struct tandem **t; /* (clients), for the prompts */
 	struct tandem *control; /* for the status */
 	char *server, *model;
@@ -87,7 +88,10 @@ struct td_bench_daemon_how {
 	const char *model, *drafter, *device; /* model: a folder or synthetic:NAME, which brings its drafter along; drafter NULL = none, else its own */
 	const char *weights; /* of model.weights; NULL = the daemon's choice */
 	uint32_t slots, context; /* context 0: the daemon's choice */
+	uint32_t share; /* percent of a GPU's multiprocessors for each worker; 0: all */
+	int assume; /* with the lever target.assume, which random weights alone may have */
 };
+int td_bench_synthetic(const char *model);
 /* 0 once it is ready; else it has been told why not. Stop it in both cases. */
 int td_bench_daemon_start(struct td_bench_daemon *d, const struct td_bench_daemon_how *how);
 void td_bench_daemon_stop(struct td_bench_daemon *d);

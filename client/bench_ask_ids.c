@@ -133,6 +133,10 @@ static int ask(struct client *c)
 		r.sampling.set |= TANDEM_DRAFT_TOKENS;
 		r.sampling.draft_tokens = l->drafts;
 	}
+	if (l->tenths) {
+		r.sampling.set |= TANDEM_SEED;
+		r.sampling.seed = l->tenths;
+	}
 	c->asked_us = td_now_us();
 	c->began_us = c->began_us ? c->began_us : c->asked_us;
 	c->last_us = 0;

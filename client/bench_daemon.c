@@ -19,6 +19,11 @@
 #define SYNTHETIC "synthetic:"
 enum { READY_S = 600, PROBE_MS = 50, PATH_BYTES = 4096 };
 
+int td_bench_synthetic(const char *model)
+{
+	return !strncmp(model, SYNTHETIC, strlen(SYNTHETIC));
+}
+
 static void beside_us(char path[PATH_BYTES + 16])
 {
 	char self[PATH_BYTES];
@@ -35,14 +40,14 @@ static void beside_us(char path[PATH_BYTES + 16])
 
 static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_daemon_how *how, const char *model, const char *drafter)
 {
-	char exe[PATH_BYTES + 16], option[9][PATH_BYTES + 64], log[96], *argv[12] = {exe};
+	char exe[PATH_BYTES + 16], option[11][PATH_BYTES + 64], log[96], *argv[13] = {exe};
 	int fd, n = 0;
 
 #define OPTION(...) (snprintf(option[n], sizeof(option[n]), __VA_ARGS__), argv[n + 1] = option[n], n++)
 	beside_us(exe);
 	OPTION("--tandem.socket=%s", d->socket);
 	OPTION("--tandem.runtime_dir=%s/run", d->dir);
-	if (!strncmp(model, SYNTHETIC, strlen(SYNTHETIC)))
+	if (td_bench_synthetic(model))
 		OPTION("--synthetic=%s", model + strlen(SYNTHETIC));
 	else
 		OPTION("--model.target=%s", model);
@@ -54,7 +59,13 @@ static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_da
 		OPTION("--engine.context=%u", how->context);
 	if (how->weights)
 		OPTION("--model.weights=%s", how->weights);
+	if (how->share) {
+		OPTION("--engine.mps=on");
+		OPTION("--engine.mps_active_thread_percentage=%u", how->share);
+	}
 #undef OPTION
+	if (how->assume)
+		setenv("TANDEM_FAULT", "target.assume", 1);
 	snprintf(log, sizeof(log), "%s/log", d->dir);
 	fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
 	if (fd >= 0) {
@@ -132,7 +143,7 @@ static int start(struct td_bench_daemon *d, const struct td_bench_daemon_how *ho
 
 static int resolve(const char *folder, char path[PATH_BYTES])
 {
-	if (!strncmp(folder, SYNTHETIC, strlen(SYNTHETIC)) && strlen(folder) < PATH_BYTES) {
+	if (td_bench_synthetic(folder) && strlen(folder) < PATH_BYTES) {
 		strcpy(path, folder);
 		return 0;
 	}
@@ -149,7 +160,7 @@ int td_bench_daemon_start(struct td_bench_daemon *d, const struct td_bench_daemo
 
 	if (resolve(how->model, model) || (how->drafter && strcmp(how->drafter, "none") && resolve(how->drafter, drafter)))
 		return -1;
-	if (!how->drafter && !strncmp(model, SYNTHETIC, strlen(SYNTHETIC)))
+	if (!how->drafter && td_bench_synthetic(model))
 		drafter[0] = '\0'; /* its own */
 	if (start(d, how, model, drafter))
 		return -1;

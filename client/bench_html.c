@@ -171,7 +171,7 @@ static void latency_case(FILE *f, const json_t *c)
 {
 	const json_t *bf16 = json_object_get(c, "bf16"), *list = json_object_get(c, bf16 ? "assumed_against_bf16" : "assumed"), *a;
 	double most = N(json_object_get(c, "plain"), "whole_ms"), with = N(json_object_get(c, "speculation"), "whole_ms");
-	char name[96], said[96];
+	char name[96], said[128];
 	int row = 0;
 	size_t i;
 
@@ -185,7 +185,7 @@ static void latency_case(FILE *f, const json_t *c)
 	row = latency_way(f, row, "without speculation", json_object_get(c, "plain"), most, colour[4]);
 	row = latency_way(f, row, "BF16 weights, without speculation", bf16, most, colour[5]);
 	json_array_foreach(list, i, a) {
-		snprintf(name, sizeof(name), "assumed length %.1f, measured cycle", N(a, "acceptance_length"));
+		snprintf(name, sizeof(name), "assumed length %.1f, %s", N(a, "acceptance_length"), N(a, "measured_length") > 0 ? "answered so" : "measured cycle");
 		snprintf(said, sizeof(said), "%.1f ms, %.2f times as fast as %s", N(a, "whole_ms"), N(a, "ratio_whole"), bf16 ? "BF16" : "without");
 		bar(f, row++, name, N(a, "whole_ms") / most, colour[1], said);
 	}
@@ -197,10 +197,13 @@ static void latency(FILE *f, const json_t *s)
 	const json_t *c;
 	size_t i;
 
-	fprintf(f, "<h2>Latency</h2>\n<p>One request at a time, medians of %d after %d warm-ups. Green bars are worked out: prefill and the measured cycle, at an "
-		"acceptance length that is assumed.</p>\n", (int)N(s, "runs"), (int)N(s, "warmups"));
+	fprintf(f, "<h2>Latency</h2>\n<p>One request at a time, medians of %d after %d warm-ups. Green bars %s, at an acceptance length that is assumed.</p>\n",
+		(int)N(s, "runs"), (int)N(s, "warmups"), json_is_true(json_object_get(s, "answered_at_length")) ? "were answered so" :
+		"are worked out: prefill and the measured cycle");
 	json_array_foreach(json_object_get(s, "cases"), i, c)
 		latency_case(f, c);
+	json_array_foreach(json_object_get(s, "mean_of_ratios"), i, c)
+		fprintf(f, "<p>Mean of the ratios at an assumed length of %.1f: %.2f times.</p>\n", N(c, "acceptance_length"), N(c, "ratio_whole"));
 	json_array_foreach(json_object_get(s, "skipped"), i, c)
 		fprintf(f, "<p class=\"note\">%s was left out: it doesn't fit into the daemon's context.</p>\n", json_string_value(c));
 }

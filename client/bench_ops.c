@@ -34,6 +34,17 @@ static int find_worker(char path[PATH_BYTES + 40])
 	return -1;
 }
 
+/* A client of the daemon's MPS (daemon/mps.c), with as many multiprocessors as its workers have. */
+static void join_slice(const struct td_bench_daemon *d, uint32_t share)
+{
+	char pipe_dir[sizeof(d->dir) + 16], percent[16];
+
+	snprintf(pipe_dir, sizeof(pipe_dir), "%s/run/mps", d->dir);
+	snprintf(percent, sizeof(percent), "%u", share);
+	setenv("CUDA_MPS_PIPE_DIRECTORY", pipe_dir, 1);
+	setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", percent, 1);
+}
+
 static void run_worker(const char *path, const struct td_bench_options *o, int out)
 {
 	char context[16], ms[16], threads[16];
@@ -49,7 +60,7 @@ static void run_worker(const char *path, const struct td_bench_options *o, int o
 	_exit(127);
 }
 
-json_t *td_bench_ops(struct td_bench *b, const struct td_bench_options *o)
+json_t *td_bench_ops(struct td_bench *b, const struct td_bench_options *o, const struct td_bench_daemon *d)
 {
 	char path[PATH_BYTES + 40];
 	json_t *j = NULL;
@@ -68,6 +79,8 @@ json_t *td_bench_ops(struct td_bench *b, const struct td_bench_options *o)
 	}
 	if (pid == 0) {
 		close(to[0]);
+		if (d->pid)
+			join_slice(d, o->share);
 		run_worker(path, o, to[1]);
 	}
 	close(to[1]);

@@ -1,6 +1,7 @@
 /*
  * bench_suite.c: which suites, on which daemon, in which order (bench_suite.h).
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
@@ -9,7 +10,7 @@
 
 #include "client/bench_suite.h"
 
-static json_t *(*const suite_run[])(struct td_bench *, const struct td_bench_options *) = {td_bench_ops, td_bench_cycle, td_bench_latency, td_bench_load_suite};
+static json_t *(*const suite_run[])(struct td_bench *, const struct td_bench_options *) = {NULL, td_bench_cycle, td_bench_latency, td_bench_load_suite};
 static const char *const suite_name[] = {"ops", "cycle", "latency", "load"};
 enum { OPS, CYCLE, LATENCY, LOAD, SUITES };
 
@@ -52,9 +53,9 @@ static json_t *head(const struct td_bench *b, const struct td_bench_options *o)
 	uname(&u);
 	if (getloadavg(load, 3) < 0)
 		load[0] = 0;
-	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
+	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:i}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
 			 "client", "tandem " TD_VERSION, "time", when, "machine", u.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average",
-			 load[0]);
+			 load[0], "sm_share", (int)(o->share ? o->share : 100));
 }
 
 /* Those that need a daemon, on the one that b->common names. */
@@ -77,13 +78,14 @@ static int serve(struct td_bench *b, const struct td_bench_options *o, const int
 static int own_daemon(struct td_bench *b, const struct td_bench_options *o, struct td_bench_daemon *d, const char *weights)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = weights ? "none" : o->drafter, .device = o->device, .weights = weights,
-					  .slots = b->clients, .context = o->context};
+					  .slots = b->clients, .context = o->context, .share = o->share, .assume = !weights && td_bench_synthetic(o->model)};
 
 	if (td_bench_daemon_start(d, &how)) {
 		b->code = td_bench_interrupted ? TD_EXIT_INTERRUPTED : TD_EXIT_FAILED;
 		return -1;
 	}
 	b->common.socket = d->socket;
+	b->assumes = how.assume;
 	return 0;
 }
 
@@ -103,29 +105,90 @@ static int baseline(struct td_bench *b, const struct td_bench_options *o, json_t
 	return rc;
 }
 
+/* How much of the bandwidth measured in this run a verify's weights came with. */
+static void relate(json_t *suites)
+{
+	const json_t *ops = NULL, *cycle = NULL, *s;
+	json_t *one;
+	double bytes, us;
+	size_t i;
+
+	json_array_foreach(suites, i, s) {
+		ops = strcmp(td_bench_string(s, "suite"), "ops") ? ops : s;
+		cycle = strcmp(td_bench_string(s, "suite"), "cycle") ? cycle : s;
+	}
+	bytes = ops ? td_bench_number(ops, "body_bytes") : 0;
+	json_array_foreach(json_object_get(cycle, "cases"), i, one) {
+		us = td_bench_number(one, "verify_us");
+		if (!(bytes > 0) || !(us > 0))
+			continue;
+		json_object_set_new(one, "verify_gb_per_s", json_real(bytes / us / 1e3));
+		json_object_set_new(one, "verify_roof_share", json_real(bytes / us / 1e3 / td_bench_number(ops, "roof_gb_per_s")));
+	}
+}
+
+static int run_ops(struct td_bench *b, const struct td_bench_options *o, const struct td_bench_daemon *d, json_t *suites)
+{
+	json_t *j = td_bench_ops(b, o, d);
+
+	if (j)
+		json_array_append_new(suites, j);
+	return j ? 0 : -1;
+}
+
+/* Operations alone on the whole GPU come first. On a slice of it they are measured beside the idle daemon, as a client of its MPS. */
 static int run(struct td_bench *b, const struct td_bench_options *o, const int *want, json_t *suites)
 {
+	int serving = want[CYCLE] || want[LATENCY] || want[LOAD], rc = 0;
 	struct td_bench_daemon d = {0};
-	json_t *j, *latency = NULL;
-	int rc = 0;
+	json_t *latency = NULL;
 
-	if (want[OPS]) {
-		j = td_bench_ops(b, o);
-		if (!j)
-			return -1;
-		json_array_append_new(suites, j);
-	}
-	if (!want[CYCLE] && !want[LATENCY] && !want[LOAD])
-		return 0;
+	if (want[OPS] && !o->share)
+		rc = run_ops(b, o, &d, suites);
+	if (rc || (!serving && !o->share))
+		return rc;
 	b->clients = want[LOAD] ? o->max_clients : 1;
 	if (o->model)
 		rc = own_daemon(b, o, &d, NULL);
-	if (!rc)
+	if (!rc && want[OPS] && o->share)
+		rc = run_ops(b, o, &d, suites);
+	if (!rc && serving)
 		rc = serve(b, o, want, suites, &latency);
 	td_bench_daemon_stop(&d);
 	if (!rc && latency && o->model)
 		rc = baseline(b, o, latency);
+	if (!rc && latency)
+		td_bench_latency_means(latency);
+	relate(suites);
 	return rc;
+}
+
+static int save(const json_t *report, const char *path)
+{
+	if (!json_dump_file(report, path, JSON_INDENT(2)))
+		return 0;
+	fprintf(stderr, "tandem bench: %s can't be written: %s\n", path, strerror(errno));
+	return -1;
+}
+
+/* A page or a file that can't be written is told before everything is measured. */
+static int try_files(const struct td_bench *b, const struct td_bench_options *o)
+{
+	json_t *report = head(b, o);
+	int rc = (o->html && td_bench_html(report, o->html)) || (o->save && save(report, o->save)) ? -1 : 0;
+
+	json_decref(report);
+	return rc;
+}
+
+static void tell(struct td_bench *b, const struct td_bench_options *o, const json_t *report)
+{
+	if (o->json)
+		td_json_print(json_deep_copy(report), JSON_INDENT(2));
+	else
+		td_bench_text(report);
+	if ((o->html && td_bench_html(report, o->html)) || (o->save && save(report, o->save)))
+		b->code = TD_EXIT_FAILED;
 }
 
 int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const struct td_list *words)
@@ -137,9 +200,7 @@ int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const 
 
 	for (i = 0; i < words->n; i++)
 		want[number_of(words->item[i])] = 1;
-	report = head(b, o); /* a page that can't be written is told before everything is measured */
-	rc = o->html && td_bench_html(report, o->html) ? -1 : 0;
-	json_decref(report);
+	rc = try_files(b, o);
 	if (rc)
 		b->code = TD_EXIT_FAILED;
 	else
@@ -147,12 +208,7 @@ int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const 
 	report = rc ? NULL : head(b, o);
 	if (report) {
 		json_object_set(report, "suites", suites);
-		if (o->json)
-			td_json_print(json_incref(report), JSON_INDENT(2));
-		else
-			td_bench_text(report);
-		if (o->html && td_bench_html(report, o->html))
-			b->code = TD_EXIT_FAILED;
+		tell(b, o, report);
 	}
 	json_decref(report);
 	json_decref(suites);

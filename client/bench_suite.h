@@ -17,8 +17,8 @@
 
 struct td_bench_options {
 	struct td_list files;
-	const char *model, *drafter, *device, *html;
-	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads;
+	const char *model, *drafter, *device, *html, *save;
+	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share;
 	int json, lossless;
 };
 
@@ -35,6 +35,7 @@ void td_bench_series_finish(struct td_bench_series *s);
 struct td_bench_load {
 	uint32_t clients, requests, prompt;
 	int32_t tokens, drafts; /* TD_BENCH_AUTO: the daemon's choice */
+	uint64_t tenths; /* of a token that each step shall commit, where the daemon obeys that; 0: whatever comes */
 	struct td_bench_series first, gap, whole, prefill, client_rate; /* milliseconds: to the first token, between tokens, of a request, of its prefill; tokens/s */
 	uint64_t cycles, accepted, decode_us, output, window_us; /* window: from the first question to the last end */
 };
@@ -42,10 +43,11 @@ int td_bench_load_run(struct td_bench *b, struct td_bench_load *l); /* adds to w
 void td_bench_load_finish(struct td_bench_load *l);
 
 /* New references; NULL after telling why (b->code). */
-json_t *td_bench_ops(struct td_bench *b, const struct td_bench_options *o);
+json_t *td_bench_ops(struct td_bench *b, const struct td_bench_options *o, const struct td_bench_daemon *d); /* d: whose slice of the GPU; pid 0: the whole */
 json_t *td_bench_cycle(struct td_bench *b, const struct td_bench_options *o);
 json_t *td_bench_latency(struct td_bench *b, const struct td_bench_options *o);
 json_t *td_bench_load_suite(struct td_bench *b, const struct td_bench_options *o);
+void td_bench_latency_means(json_t *latency); /* of the cases' ratios, once all are there */
 /* The plain figures of another daemon, beside those of *latency. */
 int td_bench_latency_baseline(struct td_bench *b, const struct td_bench_options *o, json_t *latency);
 

@@ -39,9 +39,13 @@ static void cycle(const json_t *s)
 
 	printf("cycle: microseconds of a mean one\n  %7s %9s %9s %9s %9s %9s %9s  %-10s %s\n", "prompt", "whole", "draft", "verify", "accept", "hand-over", "idle",
 	       "acceptance", "daemon's CPU");
-	json_array_foreach(json_object_get(s, "cases"), i, c)
-		printf("  %7d %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f  %-10.2f %.0f\n", (int)N(c, "prompt"), N(c, "cycle_us"), N(c, "draft_us"), N(c, "verify_us"),
+	json_array_foreach(json_object_get(s, "cases"), i, c) {
+		printf("  %7d %9.0f %9.0f %9.0f %9.0f %9.0f %9.0f  %-10.2f %.0f", (int)N(c, "prompt"), N(c, "cycle_us"), N(c, "draft_us"), N(c, "verify_us"),
 		       N(c, "accept_us"), N(c, "handover_us"), N(c, "idle_us"), N(c, "acceptance_length"), N(c, "daemon_cpu_us"));
+		if (N(c, "verify_gb_per_s") > 0)
+			printf("   verify streams its layers' weights at %.1f GB/s, %.0f %% of the roof", N(c, "verify_gb_per_s"), 100 * N(c, "verify_roof_share"));
+		printf("\n");
+	}
 	skipped(s);
 }
 
@@ -54,12 +58,22 @@ static void way(const char *name, const json_t *w)
 
 static void assumed(const json_t *list, const char *against)
 {
+	char name[64], first[32], one[32];
 	const json_t *a;
+	int measured;
 	size_t i;
 
-	json_array_foreach(list, i, a)
-		printf("  assumed length %.1f, cycle as measured %9s %9.1f %9s %9.2f %9.3f   %.2f times %s; per token %.2f times\n", N(a, "acceptance_length"), "",
-		       N(a, "whole_ms"), "", N(a, "acceptance_length"), N(a, "ms_per_token"), N(a, "ratio_whole"), against, N(a, "ratio_per_token"));
+	json_array_foreach(list, i, a) {
+		measured = N(a, "measured_length") > 0;
+		snprintf(name, sizeof(name), "assumed length %.1f, %s", N(a, "acceptance_length"), measured ? "answered so" : "cycle as measured");
+		first[0] = one[0] = '\0';
+		if (measured) {
+			snprintf(first, sizeof(first), "%.1f", N(a, "first_ms"));
+			snprintf(one, sizeof(one), "%.2f", N(a, "cycle_ms"));
+		}
+		printf("  %-34s %9s %9.1f %9s %9.2f %9.3f   %.2f times %s; per token %.2f times\n", name, first, N(a, "whole_ms"), one,
+		       N(a, measured ? "measured_length" : "acceptance_length"), N(a, "ms_per_token"), N(a, "ratio_whole"), against, N(a, "ratio_per_token"));
+	}
 }
 
 static void latency(const json_t *s)
@@ -78,6 +92,8 @@ static void latency(const json_t *s)
 		way("BF16 weights, without", bf16);
 		assumed(json_object_get(c, bf16 ? "assumed_against_bf16" : "assumed"), bf16 ? "BF16 without" : "without");
 	}
+	json_array_foreach(json_object_get(s, "mean_of_ratios"), i, c)
+		printf("  mean of the ratios at length %.1f: %.2f times; per token %.2f times\n", N(c, "acceptance_length"), N(c, "ratio_whole"), N(c, "ratio_per_token"));
 	skipped(s);
 }
 
@@ -88,9 +104,9 @@ static void load(const json_t *s)
 
 	printf("load: %d answers of %d tokens for each client, prompts of %d; %d slots\n", (int)N(s, "requests"), (int)N(s, "tokens"), (int)N(s, "prompt"),
 	       (int)N(s, "slots"));
-	printf("  %7s %10s  %21s  %25s  %9s %16s\n", "clients", "tokens/s", "first token p50, p99", "between tokens p50, p99", "fairness", "slowest/fastest");
+	printf("  %7s %10s %8s  %21s  %25s  %9s %16s\n", "clients", "tokens/s", "of one", "first token p50, p99", "between tokens p50, p99", "fairness", "slowest/fastest");
 	json_array_foreach(json_object_get(s, "levels"), i, l)
-		printf("  %7d %10.1f  %9.1f %8.1f ms  %11.2f %10.2f ms  %9.3f %16.2f\n", (int)N(l, "clients"), N(l, "tokens_per_s"), N(l, "first_p50_ms"),
+		printf("  %7d %10.1f %8.2f  %9.1f %8.1f ms  %11.2f %10.2f ms  %9.3f %16.2f\n", (int)N(l, "clients"), N(l, "tokens_per_s"), N(l, "against_one"), N(l, "first_p50_ms"),
 		       N(l, "first_p99_ms"), N(l, "gap_p50_ms"), N(l, "gap_p99_ms"), N(l, "fairness"), N(l, "slowest_over_fastest"));
 	printf("\n");
 }
@@ -106,6 +122,8 @@ void td_bench_text(const json_t *report)
 
 	printf("%s%smodel %s; %d processors, load average %.1f\n\n", td_bench_string(report, "server"), *td_bench_string(report, "server") ? ", " : "",
 	       td_bench_string(report, "model"), (int)N(report, "processors"), N(report, "load_average"));
+	if (N(report, "sm_share") < 100)
+		printf("on %d %% of the GPU's multiprocessors\n\n", (int)N(report, "sm_share"));
 	json_array_foreach(json_object_get(report, "suites"), i, s)
 		for (k = 0; k < sizeof(suite) / sizeof(*suite); k++)
 			if (!strcmp(td_bench_string(s, "suite"), suite[k].name))

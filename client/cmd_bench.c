@@ -19,7 +19,8 @@ static const char about[] =
 	"  ops      each operation at the model's shapes, next to roofs measured in the same run (--model says the shapes; no daemon)\n"
 	"  cycle    where the time of a cycle goes: draft, verify, accept, hand-over, idle\n"
 	"  latency  answers of 64 -> 128, 2048 -> 256 and 8192 -> 256 tokens, one at a time, with speculation and without, and what the measured cycle\n"
-	"           would give at acceptance lengths of 3.3, 5 and 6; with --model also against BF16 weights without speculation, in the same run\n"
+	"           would give at acceptance lengths of 3.3, 5 and 6 (random weights answer at these lengths); with --model also against BF16 weights\n"
+	"           without speculation, in the same run\n"
 	"  load     1, 2, 4, 8, 16 clients: tokens per second, time to the first token and between tokens, fairness\n\n"
 	"Exit codes: 0 done, all answers equal; 1 answers differ, or it failed; 2 wrong usage; 3 no daemon; 4 not now; 130 stopped by Ctrl-C.";
 
@@ -231,8 +232,10 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		;
 	else if (words->n && (o->files.n || o->lossless))
 		wrong = "--prompts and --lossless are not for suites";
-	else if (!words->n && o->html)
-		wrong = "--html is for suites";
+	else if (!words->n && (o->html || o->save || o->share))
+		wrong = "--html, --save and --sm-share are for suites";
+	else if (o->share > 100 || (o->share && !o->model))
+		wrong = "--sm-share takes a number from 1 to 100, and --model";
 	else if (words->n && !o->model && asks_for(words, "ops"))
 		wrong = "the suite ops needs --model, for the shapes";
 	else if (o->runs < 1 || o->requests < 1 || o->milliseconds < 1 || o->max_clients < 1 || o->max_clients > 256)
@@ -291,6 +294,8 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_COUNT, "max-clients", 0, "N", "load: stop at so many (default: 16)", &o.max_clients, 0, NULL, 0},
 		{TD_OPT_COUNT, "ms", 0, "N", "ops: milliseconds for each (default: 50)", &o.milliseconds, 0, NULL, 0},
 		{TD_OPT_COUNT, "threads", 0, "N", "ops: of the CPU (default: all)", &o.threads, 0, NULL, 0},
+		{TD_OPT_COUNT, "sm-share", 0, "N", "all on N percent of a GPU's multiprocessors (needs MPS)", &o.share, 0, NULL, 0},
+		{TD_OPT_TEXT, "save", 0, "FILE", "write the JSON object there, beside whatever is printed", &o.save, 0, NULL, 0},
 		{TD_OPT_TEXT, "html", 0, "FILE", "write the figures as a page, drawn, that needs nothing else", &o.html, 0, NULL, 0},
 		{TD_OPT_TITLE, .help = "A daemon of its own:"},
 		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},

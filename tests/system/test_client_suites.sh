@@ -1,4 +1,4 @@
-# limit: 240
+# limit: 300
 # tandem bench SUITE: ops, cycle, latency and load on the tiny model, as text, JSON and a page; what is asked for wrongly.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/client_lib.sh"
@@ -42,6 +42,18 @@ done
 code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --context 256 --json
 [ "$(grep -c '"us": 0.0,' "$OUT")" = 0 ] && positive us roof_gb_per_s roof_gflop_per_s roof_share || fail "an operation takes no time"
 
+# ---- random weights answer at the lengths that are assumed, all else as in life; the file has what is printed
+code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 256 --draft-tokens 7 --runs 1 --warmups 0 --requests 1 --max-clients 1 \
+	--save "$T/saved.json"
+shows "ANSWERS ARE MEANINGLESS"
+shows "mean of the ratios at length 5.0"
+for length in 3.3 5.0 6.0; do
+	awk -v want=$length '$2 == "length" && $3 == want "," { n++; got = $9 } END { exit !(n == 1 && got > 0.93 * want && got < 1.03 * want) }' "$OUT" ||
+		fail "not answered at a length of $length: $(grep "assumed length" "$OUT")"
+done
+awk '$1 == 64 && NF > 8 { exit !($8 > 4.7 && $8 < 5.1) }' "$OUT" || fail "cycles are not those of a length of 5"
+grep -q '"answered_at_length": true' "$T/saved.json" && grep -q '"sm_share": 100' "$T/saved.json" || fail "the file lacks something"
+
 # ---- on a running daemon: no baseline, what doesn't fit is told
 real
 code 0 bench latency load --runs 1 --warmups 0 --requests 1 --max-clients 1
@@ -66,10 +78,17 @@ code 2 bench latency --lossless
 one_line "not for suites"
 code 2 bench --html "$T/x"
 one_line "for suites"
+code 2 bench load --sm-share 6
+one_line "and --model"
 code 2 bench load --max-clients 0
 one_line "from 1 on"
 code 1 bench ops --model "$T/none" --device cpu
 grep -q "$T/none" "$T/err" || fail "it doesn't name the folder: $(cat "$T/err")"
 code 1 bench ops $MODEL --ms 1 --threads 1 --html "$T/none/x.html"
 one_line "$T/none/x.html"
+code 1 bench ops $MODEL --ms 1 --threads 1 --save "$T/none/x.json"
+one_line "$T/none/x.json"
+TANDEM_FAULT=target.assume "$BIN/tandemd" --model.target="$ROOT/models/tiny/target-int4" --model.drafter=none --tandem.socket="$T/s2" --tandem.runtime_dir="$T/r2" >"$T/err" 2>&1 &&
+	fail "acceptance is assumed for weights that are not random"
+grep -q "for --synthetic models" "$T/err" || fail "it said: $(cat "$T/err")"
 code 3 bench load --socket "$T/none"
