@@ -38,15 +38,14 @@ struct td_scratch_of {
 	int v_heads, v_dim; /* recurrent layers */
 };
 
-enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPAN = 2 * TD_PAGE /* attention: of a work item */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */ };
+enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */ };
 
-/* The largest of: expanded weights or partial sums of a product; rotated queries, keys and values with the partial results of one work item over the
- * whole context (of more items when there is room); outputs of the recurrent layers; processed logits. */
+/* The largest of: expanded weights or partial sums of a product; the partial results of one work item of attention (of more items when there is room);
+ * outputs of the recurrent layers; processed logits. */
 static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
 {
-	size_t least = (size_t)64 << 20, spans = (size_t)(o->context + TD_SCRATCH_SPAN - 1) / TD_SCRATCH_SPAN + 1, dim = (size_t)o->head_dim;
-	size_t attention = (size_t)o->rows * ((size_t)o->heads + 2 * (size_t)o->kv_heads) * dim * 2 +
-			   (size_t)o->kv_heads * TD_SCRATCH_PAIRS * spans * (dim * 4 + 8);
+	size_t least = (size_t)64 << 20;
+	size_t attention = (size_t)o->kv_heads * TD_SCRATCH_PAIRS * TD_SCRATCH_SPANS * ((size_t)o->head_dim * 4 + 8);
 	size_t recurrent = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
 	size_t pieces = (size_t)(o->vocab + TD_SCRATCH_PIECE - 1) / TD_SCRATCH_PIECE;
 	size_t sampling = (size_t)o->logit_rows * ((size_t)o->vocab * 4 + pieces * 8 + 256), most = attention > recurrent ? attention : recurrent;

@@ -124,6 +124,16 @@ static void target_life(const char *name, struct td_attn shape)
 	drop_all();
 }
 
+/* The n values of x, and random ones up to `all`. */
+static float *long_values(const float *x, size_t n, size_t all)
+{
+	float *y = random_values(all, 1);
+
+	memcpy(y, x, n * sizeof(*y));
+	return y;
+}
+
+/* Blocks of 16 and of fewer rows far in. Spans are one tile long up to position 33 * 64 - 1, then two: a context of 2,100 has rows of both. */
 static void target_long(const char *name, struct td_attn shape, int context)
 {
 	struct td_seq seq[2] = {{.slot = 2, .rows = 16, .pos0 = context}, {.slot = 0, .row0 = 16, .rows = 3, .pos0 = context / 3}};
@@ -141,6 +151,10 @@ static void target_long(const char *name, struct td_attn shape, int context)
 	ok = same_bits(part, all + (size_t)5 * wide, (size_t)wide);
 	part = step(&l, 1, TARGET, &few, 1, x + (size_t)9 * cols, 4);
 	ok &= same_bits(part, all + (size_t)9 * wide, (size_t)4 * wide);
+	/* beside a prompt: the new keys then go through the cache */
+	seq[1] = (struct td_seq){.slot = 1, .row0 = 16, .rows = 70, .commit = 1};
+	part = step(&l, 1, TARGET, seq, 2, long_values(x, (size_t)19 * cols, (size_t)86 * cols), 86);
+	ok &= same_bits(part, all, (size_t)16 * wide);
 	verdict_bool("attention", "row invariance, bits", ok);
 	drop_all();
 }
@@ -175,6 +189,9 @@ void check_attention(void)
 	target_life("odd: 6/2 of 128", odd);
 	target_life("plain: 5/5 of 64", plain);
 	target_long("odd", odd, 1000);
+	target_long("tiny", tiny, 2100);
+	target_long("tiny", tiny, 6330);
+	target_long("plain", plain, 4220);
 	if (small)
 		return;
 	target_life("4B: 16/4 of 256", big);
@@ -228,6 +245,14 @@ void check_draft(void)
 	draft_life("4B window 7, both ways", both, 300);
 	draft_life("tiny full", tiny, 128);
 	draft_life("odd window 5", odd, 129);
+	draft_life("tiny full", tiny, 2500);
+	sliding.heads = tiny.heads;
+	sliding.kv_heads = tiny.kv_heads;
+	sliding.window = 1500;
+	draft_life("tiny window 1500, causal", sliding, 2700);
+	sliding.heads = full.heads;
+	sliding.kv_heads = full.kv_heads;
+	sliding.window = 100;
 	if (small)
 		return;
 	draft_life("4B full", full, 500);

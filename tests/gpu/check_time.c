@@ -209,11 +209,11 @@ static void attention(int draft, int context, int rows)
 	}
 	b->x = put_act(&dut, random_values((size_t)rows * cols, 1), rows, cols, cols);
 	b->y = new_act(&dut, rows, heads * dim, heads * dim);
-	b->seq[0] = (struct td_seq){.rows = rows, .pos0 = context};
+	b->seq[0] = (struct td_seq){.rows = rows, .pos0 = context, .commit = rows > TD_BLOCK_MAX};
 	make_batch(&dut, &b->batch, b->seq, 1);
 	snprintf(text, sizeof(text), "%s at %d, %d rows", draft ? "draft_attention" : "attention", context, rows);
 	show(text, time_calls(draft ? call_draft : call_attention, b, rows > 16 ? 20 : 200), rows > 16 ? 0 : (double)context * kv_heads * dim * 4,
-	     rows > 16 ? 4.0 * heads * dim * rows * (context + rows / 2) : 0);
+	     rows > 16 ? 4.0 * heads * dim * rows * (context + rows / 2.0) : 0);
 	drop_all();
 }
 
@@ -309,6 +309,8 @@ static void attentions(void)
 	attention(0, 2048, 16);
 	attention(0, 8192, 16);
 	attention(0, 7680, 512);
+	attention(0, 0, 2048);
+	attention(0, 6144, 2048);
 	attention(1, 2048, 16);
 	attention(1, 8192, 16);
 }

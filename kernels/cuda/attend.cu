@@ -1,0 +1,620 @@
+/*
+ * attend.cu: attention of a few rows over many keys: verify and decode of the target, the drafter's block.
+ *
+ * Work: a row's keys are cut into at most SPANS spans of whole tiles (64 keys, a page); how many tiles a span has is a function of the row's position alone
+ * (drafter: of the block's). A block takes one span, one kv head and a group of up to 64 (row, query head) pairs that share this kv head: 16 rows at
+ * 4 query heads per kv head. So each key is read once for all of them. The grid is as large as the most spans there can be, whatever the context: blocks
+ * without a span leave at once, and a recorded launch fits every context.
+ *
+ *	fetch K and V tiles into a ring -> norm and rotary of q -> for each tile:
+ *		the rows' own new keys: norm and rotary in place, to the cache
+ *		S = Q K^T, 8 warps = MT tiles of 16 pairs times 8 / MT parts of the keys -> maximum over the parts
+ *		P = exp2(S - maximum) through shared memory -> O += P V, parts of the dims; the sum of P is one more column of that product
+ *	each block leaves (O, maximum, sum) per pair; the second kernel adds a pair's spans, divides, applies the gate
+ *
+ * Row invariance: which spans a row has, where its tiles lie and the order of all sums depend on its position alone: on MT, the parts and the ring nothing
+ * depends. A tile that a row can't see multiplies its sums by 1 and adds 0. Rows of a group whose spans differ in length are attended one after the other.
+ *
+ * Drafter: the keys p < pos0 lie in the cache; the block's own, made from its rows, form one more span after all others.
+ *
+ * What must never happen: a block that reads a key from the cache which another block of the same launch writes.
+ */
+#include "kernels/cuda/attend.cuh"
+
+enum { WARPS = 8, THREADS = WARPS * 32, APPEND_WARPS = 4 };
+
+/* ---- new keys to the cache ------------------------------------------------------------------------------------------------------------- */
+
+/* A block takes a row; its warps the heads of k, then of v. */
+template <int D> static __global__ void append_kernel(const struct attend_args p, int n_seq)
+{
+	__shared__ float2 turn_sh[D / 2];
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row = blockIdx.x, i, n = p.w.kv_heads, pos;
+	const bf16 *x = p.x + (size_t)row * p.ldx + p.k_col;
+	float weight[D / 32];
+	struct td_seq s;
+
+	norm_weights<D>(p.w, p.w.k_norm, lane, weight);
+	let_next_start();
+	after_previous();
+	i = sequence_of(p.seq, n_seq, row);
+	if (i < 0)
+		return;
+	s = p.seq[i];
+	pos = s.pos0 + row - s.row0;
+	turns(p.w, pos, turn_sh, threadIdx.x, APPEND_WARPS * 32);
+	__syncthreads();
+	for (int h = warp; h < 2 * n; h += APPEND_WARPS) {
+		head_words<D> v = head_load<D>(x + h * D, lane);
+		bf16 *to = (bf16 *)(h < n ? p.kv.k : p.kv.v) + cache_at(p.w, p.kv, s.slot, pos, h % n);
+
+		head_store<D>(to + lane * (D / 32), h < n ? norm_turn<D>(p.w, weight, v, turn_sh, lane) : v);
+	}
+}
+
+void td__attend_append(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b)
+{
+	td__cuda_launch(dev, "appending keys",
+			p->w.head_dim == 256   ? append_kernel<256>
+			: p->w.head_dim == 128 ? append_kernel<128>
+					       : append_kernel<64>,
+			dim3(b->n_rows), APPEND_WARPS * 32, 0, *p, b->n_seq);
+}
+
+/* ---- which keys -------------------------------------------------------------------------------------------------------------------- */
+
+/* The tiles [tile, end) that row r of s needs, cut into n spans of `step`. */
+struct reach {
+	int tile, end, step, n;
+};
+static __device__ __forceinline__ struct reach reach_of(const struct attend_args &p, const struct td_seq &s, int r)
+{
+	struct reach a = {0, (s.pos0 + r) / TILE + 1, 1, 0};
+	int most = SPANS;
+
+	if (p.draft) {
+		a.tile = p.w.window && s.pos0 >= p.w.window ? (s.pos0 - (p.w.window - 1)) / TILE : 0;
+		a.end = div_up(s.pos0, TILE);
+		most = SPANS_DRAFT;
+	}
+	if (a.end > a.tile) {
+		a.step = div_up(a.end - a.tile, most);
+		a.n = div_up(a.end - a.tile, a.step);
+	}
+	return a;
+}
+
+/* The first row after r whose spans have another length. */
+static __device__ __forceinline__ int alike(const struct attend_args &p, const struct td_seq &s, const struct reach &a, int r1)
+{
+	return p.draft ? r1 : min(r1, a.step * SPANS * TILE - s.pos0);
+}
+
+/* What a block attends to in one pass: tiles [tile, end) of keys below `limit`. Those from `fresh` on are rows of this step. */
+struct span {
+	int tile, end, fresh, limit, own, keep;
+};
+static __device__ __forceinline__ int span_of(const struct attend_args &p, const struct td_seq &s, int ra, int rb, struct span *sp)
+{
+	struct reach a = reach_of(p, s, rb - 1);
+	int i = blockIdx.x;
+
+	sp->own = p.draft && i == a.n;
+	sp->keep = !p.draft && rb == s.rows;
+	sp->limit = p.draft ? s.pos0 : s.pos0 + rb;
+	sp->fresh = p.from_rows ? s.pos0 : sp->limit;
+	sp->tile = a.tile + i * a.step;
+	sp->end = min(sp->tile + a.step, a.end);
+	if (sp->own) {
+		sp->tile = sp->fresh = 0;
+		sp->end = 1;
+		sp->limit = s.rows;
+	}
+	return sp->tile < sp->end && (sp->own || i < a.n);
+}
+
+/* The keys [lo, hi) that row r sees; those of a drafter's block are numbered from 0. */
+static __device__ __forceinline__ void sees(const struct attend_args &p, const struct td_seq &s, int r, int own, int *lo, int *hi)
+{
+	int w = p.w.window;
+
+	*lo = 0;
+	*hi = s.pos0 + r + 1;
+	if (!p.draft)
+		return;
+	if (!own) {
+		*hi = s.pos0;
+		*lo = w ? s.pos0 + r - (w - 1) : 0;
+	} else if (p.w.causal) {
+		*hi = r + 1;
+	} else {
+		*hi = w ? min(s.rows, r + w) : s.rows;
+		*lo = w ? r - (w - 1) : 0;
+	}
+}
+
+/* ---- the ring of tiles --------------------------------------------------------------------------------------------------------------- */
+
+/* Units 2 i and 2 i + 1 are K and V of the i-th tile of the span; unit u lies in slot u % slots. Pages of the next three tiles are known. */
+struct feed {
+	int unit, units, page[3];
+};
+
+static __device__ __forceinline__ int page_of(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int tile)
+{
+	return tile < sp.end && tile * TILE < sp.fresh ? p.kv.table[(size_t)s.slot * p.kv.max_pages + tile] : 0;
+}
+
+template <int D>
+static __device__ __forceinline__ void feed_next(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct feed *f,
+						 bf16 *ring)
+{
+	int tile = sp.tile + f->unit / 2, base = tile * TILE, value = f->unit & 1;
+	bf16 *sh = ring + f->unit % p.slots * (TILE * D);
+	const bf16 *old = (const bf16 *)(value ? p.kv.v : p.kv.k) + ((size_t)f->page[0] * p.w.kv_heads + kv_head) * (TILE * D);
+	const bf16 *rows = p.x + p.k_col + (value ? p.w.kv_heads + kv_head : kv_head) * D;
+
+	if (f->unit < f->units) {
+#pragma unroll
+		for (int j = 0; j < TILE * D / 8 / THREADS; j++) {
+			int i = threadIdx.x + j * THREADS, r = i / (D / 8), c = i % (D / 8), key = base + r;
+			const bf16 *from = key < sp.fresh ? old + r * D : rows + (size_t)(s.row0 + key - sp.fresh) * p.ldx;
+
+			copy16(piece<D>(sh, r, c), key < sp.limit ? from + c * 8 : p.x, key < sp.limit ? 16 : 0);
+		}
+		if (value) {
+			f->page[0] = f->page[1];
+			f->page[1] = f->page[2];
+			f->page[2] = page_of(p, s, sp, tile + 3);
+		}
+	}
+	f->unit++;
+	copy_commit();
+}
+
+/* Until the oldest of the units under way is there; all of them where rows of this step are among the keys, which come last. */
+static __device__ __forceinline__ void feed_wait(int slots, int all)
+{
+	if (all)
+		copy_wait<0>();
+	else if (slots == 2)
+		copy_wait<1>();
+	else
+		copy_wait<3>();
+}
+
+/* Keys made from rows: norm and rotary in place, and both to the cache. A warp takes a key. */
+template <int D>
+static __device__ __forceinline__ void renew(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, int base, bf16 *k_sh,
+					     bf16 *v_sh, const float2 *turn_sh)
+{
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, first = max(base, sp.fresh), end = min(sp.limit, base + (int)TILE);
+	float weight[D / 32];
+
+	norm_weights<D>(p.w, p.w.k_norm, lane, weight);
+	for (int key = first + warp; key < end; key += WARPS) {
+		bf16 *at = lane_at<D>(k_sh, key - base, lane);
+		head_words<D> y;
+
+#pragma unroll
+		for (int i = 0; i < D / 64; i++)
+			y.w[i] = ((const uint32_t *)at)[i];
+		y = norm_turn<D>(p.w, weight, y, turn_sh + (key - sp.fresh) * (p.w.rotary_dim / 2), lane);
+		head_store<D>(at, y);
+		if (sp.keep) {
+			size_t to = cache_at(p.w, p.kv, s.slot, key, kv_head) + lane * (D / 32);
+
+			head_store<D>((bf16 *)p.kv.k + to, y);
+			at = lane_at<D>(v_sh, key - base, lane);
+#pragma unroll
+			for (int i = 0; i < D / 64; i++)
+				y.w[i] = ((const uint32_t *)at)[i];
+			head_store<D>((bf16 *)p.kv.v + to, y);
+		}
+	}
+}
+
+/* ---- one span ---------------------------------------------------------------------------------------------------------------------- */
+
+/* Norm and rotary of the pairs' q; zeroes beyond. A warp takes 2 MT of them. */
+template <int D, int MT>
+static __device__ __forceinline__ void queries(const struct attend_args &p, const struct td_seq &s, int r0, int pairs, int kv_head, bf16 *q_sh,
+					       const float2 *turn_sh, const float weight[D / 32])
+{
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, q_step = p.w.gated ? 2 * D : D;
+	head_words<D> raw[2 * MT];
+
+#pragma unroll
+	for (int i = 0; i < 2 * MT; i++) {
+		int m = warp * 2 * MT + i;
+
+		if (m < pairs)
+			raw[i] = head_load<D>(p.x + (size_t)(s.row0 + r0 + m / gqa) * p.ldx + (kv_head * gqa + m % gqa) * q_step, lane);
+		else
+			raw[i] = {};
+	}
+	__syncthreads(); /* turn_sh */
+#pragma unroll
+	for (int i = 0; i < 2 * MT; i++) {
+		int m = warp * 2 * MT + i, r = m < pairs ? m / gqa : 0;
+
+		head_store<D>(lane_at<D>(q_sh, m, lane), norm_turn<D>(p.w, weight, raw[i], turn_sh + (p.draft ? r0 + r : r) * (p.w.rotary_dim / 2), lane));
+	}
+}
+
+/* Scores of 16 pairs with N * 8 keys from `key` on. */
+template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
+{
+#pragma unroll
+	for (int n = 0; n < N; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			s[n][i] = 0;
+#pragma unroll 4
+	for (int kk = 0; kk < D / 16; kk++) {
+		uint32_t a[4], b[4];
+
+		load_matrix(a, piece<D>(q_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
+#pragma unroll
+		for (int j = 0; j < N / 2; j++) {
+			load_matrix(b, piece<D>(k_sh, key + j * 16 + (lane >> 4) * 8 + (lane & 7), kk * 2 + (lane >> 3 & 1)));
+			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
+			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+		}
+	}
+}
+
+/* o += P V for 16 pairs and N * 8 dims from piece `c0` on; l += the sums of P's rows. */
+template <int D, int N>
+static __device__ __forceinline__ void weigh(float o[N][4], float l[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
+{
+	const uint32_t ones = 0x3f803f80;
+
+#pragma unroll
+	for (int kk = 0; kk < TILE / 16; kk++) {
+		uint32_t a[4], b[4];
+
+		load_matrix(a, piece<TILE>(p_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
+		mma_bf16(l, a[0], a[1], a[2], a[3], ones, ones);
+#pragma unroll
+		for (int d = 0; d < N / 2; d++) {
+			load_matrix_transposed(b, piece<D>(v_sh, kk * 16 + (lane >> 3 & 1) * 8 + (lane & 7), c0 + d * 2 + (lane >> 4)));
+			mma_bf16(o[2 * d], a[0], a[1], a[2], a[3], b[0], b[1]);
+			mma_bf16(o[2 * d + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+		}
+	}
+}
+
+/* Masks and scales the scores; the maximum of each of the warp's rows to max_sh. */
+template <int N> static __device__ __forceinline__ void mask(float s[N][4], int key, const int lo[2], const int hi[2], float scale, float *max_sh, int lane)
+{
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		float m = -INFINITY;
+
+#pragma unroll
+		for (int n = 0; n < N; n++)
+#pragma unroll
+			for (int i = 2 * half; i < 2 * half + 2; i++) {
+				int k = key + n * 8 + 2 * (lane & 3) + (i & 1);
+
+				s[n][i] = k >= lo[half] && k < hi[half] ? s[n][i] * scale : -INFINITY;
+				m = fmaxf(m, s[n][i]);
+			}
+		m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+		m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+		if ((lane & 3) == 0)
+			max_sh[(lane >> 2) + 8 * half] = m;
+	}
+}
+
+/* Scores to probabilities in p_sh. Returns in `keep` what the sums so far are multiplied by. A row with nothing to see yet keeps maximum -inf. */
+template <int N, int PARTS>
+static __device__ __forceinline__ void soften(float s[N][4], const float *max_sh, int rows, float max[2], float keep[2], bf16 *p_sh, int m0, int c0, int lane)
+{
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int row = (lane >> 2) + 8 * half;
+		float m = max[half], base;
+
+#pragma unroll
+		for (int i = 0; i < PARTS; i++)
+			m = fmaxf(m, max_sh[i * rows + row]);
+		base = m == -INFINITY ? 0 : m;
+		keep[half] = exp2f(max[half] - base);
+		max[half] = m;
+#pragma unroll
+		for (int n = 0; n < N; n++)
+			*(uint32_t *)(piece<TILE>(p_sh, m0 + row, c0 + n) + 2 * (lane & 3)) =
+				bf16_pair(exp2f(s[n][2 * half] - base), exp2f(s[n][2 * half + 1] - base));
+	}
+}
+
+/* Shared memory of a block. */
+template <int D, int MT> struct places {
+	bf16 *q, *ring, *p; /* (16 MT, D), slots of (TILE, D), (16 MT, TILE) */
+	float *max; /* (8 / MT, 16 MT) */
+	float2 *turn; /* (rows, rotary_dim / 2) */
+};
+template <int D> static size_t shared_bytes(int mt, int slots, int rows, int rotary_dim)
+{
+	return (size_t)mt * 16 * (D + TILE) * 2 + (size_t)slots * TILE * D * 2 + WARPS * 16 * 4 + (size_t)rows * rotary_dim / 2 * 8;
+}
+
+/* All tiles of a span for pairs that lie from r0 on; the results of rows [ra, rb) go to memory. */
+template <int D, int MT>
+static __device__ __forceinline__ void attend_span(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct feed *f, int kv_head,
+						   int r0, int ra, int rb, const struct places<D, MT> &sh)
+{
+	enum { PARTS = WARPS / MT, KEYS = TILE / PARTS, COLS = D / PARTS };
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, m0 = warp % MT * 16, part = warp / MT;
+	int lo[2], hi[2], active = r0 + m0 / gqa < rb;
+	float o[COLS / 8][4] = {}, l[4] = {}, max[2] = {-INFINITY, -INFINITY}, keep[2], sc[KEYS / 8][4];
+
+	for (int half = 0; half < 2; half++)
+		sees(p, s, r0 + (m0 + (lane >> 2) + 8 * half) / gqa, sp.own, &lo[half], &hi[half]);
+	for (int i = 0; i < sp.end - sp.tile; i++) {
+		int base = (sp.tile + i) * TILE, fresh = base + TILE > sp.fresh && sp.fresh < sp.limit;
+		bf16 *k_sh = sh.ring + 2 * i % p.slots * (TILE * D), *v_sh = sh.ring + (2 * i + 1) % p.slots * (TILE * D);
+
+		feed_wait(p.slots, fresh);
+		__syncthreads();
+		if (fresh) {
+			renew<D>(p, s, sp, kv_head, base, k_sh, v_sh, sh.turn);
+			__syncthreads();
+		}
+		if (active) {
+			scores<D, KEYS / 8>(sc, sh.q, m0, k_sh, part * KEYS, lane);
+			mask<KEYS / 8>(sc, base + part * KEYS, lo, hi, p.scale, sh.max + part * MT * 16 + m0, lane);
+		}
+		__syncthreads();
+		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
+		if (active)
+			soften<KEYS / 8, PARTS>(sc, sh.max + m0, MT * 16, max, keep, sh.p, m0, part * KEYS / 8, lane);
+		feed_wait(p.slots, 0);
+		__syncthreads();
+		if (active) {
+#pragma unroll
+			for (int k = 0; k < 4; k++) {
+				l[k] *= keep[k >> 1];
+#pragma unroll
+				for (int n = 0; n < COLS / 8; n++)
+					o[n][k] *= keep[k >> 1];
+			}
+			weigh<D, COLS / 8>(o, l, sh.p, m0, v_sh, part * COLS / 8, lane);
+		}
+		__syncthreads();
+		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
+	}
+#pragma unroll
+	for (int half = 0; half < 2; half++) {
+		int m = m0 + (lane >> 2) + 8 * half, r = r0 + m / gqa;
+		size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans + blockIdx.x;
+
+		if (r < ra || r >= rb)
+			continue;
+		if (part == 0 && (lane & 3) == 0)
+			p.ms[at] = make_float2(max[half], l[2 * half]);
+#pragma unroll
+		for (int n = 0; n < COLS / 8; n++)
+			*(float2 *)(p.o + at * D + part * COLS + n * 8 + 2 * (lane & 3)) = make_float2(o[n][2 * half], o[n][2 * half + 1]);
+	}
+}
+
+/* grid (spans, kv_heads, work items of this pass); an item is a sequence and a group of its rows */
+template <int D, int MT> static __global__ void __launch_bounds__(THREADS) span_kernel(const struct attend_args p)
+{
+	extern __shared__ __align__(128) bf16 attend_sh[];
+	struct places<D, MT> sh;
+	int item = p.item0 + blockIdx.z, r0 = item % p.groups * p.rows_per_group, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, ready = 0, r1;
+	float weight[D / 32];
+	struct td_seq s;
+
+	sh.q = attend_sh;
+	sh.ring = sh.q + MT * 16 * D;
+	sh.p = sh.ring + p.slots * TILE * D;
+	sh.max = (float *)(sh.p + MT * 16 * TILE);
+	sh.turn = (float2 *)(sh.max + WARPS * 16);
+	norm_weights<D>(p.w, p.w.q_norm, threadIdx.x & 31, weight);
+	after_previous();
+	let_next_start();
+	s = p.seq[item / p.groups];
+	r1 = min(s.rows, r0 + p.rows_per_group);
+	for (int ra = r0, rb; ra < r1; ra = rb) {
+		struct feed f = {};
+		struct span sp;
+
+		rb = alike(p, s, reach_of(p, s, ra), r1);
+		if (!span_of(p, s, ra, rb, &sp))
+			continue;
+		f.units = (sp.end - sp.tile) * 2;
+		for (int i = 0; i < 3; i++)
+			f.page[i] = page_of(p, s, sp, sp.tile + i);
+		for (int i = 0; i < p.slots; i++)
+			feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
+		if (!ready) {
+			int rows = p.draft ? s.rows : r1 - r0, first = p.draft ? 0 : r0, warp = threadIdx.x / 32;
+
+			for (int r = warp; r < rows; r += WARPS)
+				turns(p.w, s.pos0 + first + r, sh.turn + r * (p.w.rotary_dim / 2), threadIdx.x & 31, 32);
+			queries<D, MT>(p, s, r0, (r1 - r0) * gqa, kv_head, sh.q, sh.turn, weight);
+			ready = 1;
+		}
+		attend_span<D, MT>(p, s, sp, &f, kv_head, r0, ra, rb, sh);
+	}
+}
+
+/* ---- the sum of a pair's spans --------------------------------------------------------------------------------------------------------- */
+
+/*
+ * All that a thread needs is asked for at once: it takes every fourth span of four dims; maxima and sums of the spans lie one in a lane. The four parts
+ * are added in order: an order that hangs on the row's spans alone. grid (pairs, kv_heads, work items of this pass), D threads
+ */
+template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const struct attend_args p)
+{
+	enum { PART = D / 4, EACH = (SPANS + 3) / 4 };
+	__shared__ float4 o_sh[4][PART];
+	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, part = threadIdx.x / PART;
+	int c = threadIdx.x % PART, lane = threadIdx.x & 31, in_group = m / gqa, r = item % p.groups * p.rows_per_group + in_group, n;
+	int h = kv_head * gqa + m % gqa;
+	size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans;
+	float2 one = make_float2(-INFINITY, 0), more = one;
+	float4 v[EACH];
+	float max, sum, f, o[4] = {};
+	uint2 gate = {}, y;
+	struct td_seq s;
+
+	after_previous();
+	let_next_start();
+	s = p.seq[item / p.groups];
+	if (in_group >= p.rows_per_group || r >= s.rows)
+		return;
+	n = reach_of(p, s, r).n + p.draft;
+	if (lane < n)
+		one = p.ms[at + lane];
+	if (n > 32)
+		more = p.ms[at + 32];
+#pragma unroll
+	for (int i = 0; i < EACH; i++)
+		v[i] = i * 4 + part < n ? *(const float4 *)(p.o + (at + i * 4 + part) * D + c * 4) : make_float4(0, 0, 0, 0);
+	if (p.w.gated)
+		gate = *(const uint2 *)(p.x + (size_t)(s.row0 + r) * p.ldx + (2 * h + 1) * D + c * 4);
+	max = fmaxf(one.x, more.x);
+	for (int d = 16; d; d >>= 1)
+		max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
+	f = exp2f(one.x - max);
+	more.x = exp2f(more.x - max);
+	sum = warp_sum(f * one.y) + more.x * more.y;
+#pragma unroll
+	for (int i = 0; i < EACH; i++) {
+		float w = i * 4 < 32 ? __shfl_sync(~0u, f, i * 4 + part) : part ? 0 : more.x;
+
+		o[0] += w * v[i].x;
+		o[1] += w * v[i].y;
+		o[2] += w * v[i].z;
+		o[3] += w * v[i].w;
+	}
+	o_sh[part][c] = make_float4(o[0], o[1], o[2], o[3]);
+	__syncthreads();
+	if (part)
+		return;
+	for (int i = 1; i < 4; i++) {
+		float4 a = o_sh[i][c];
+
+		o[0] += a.x;
+		o[1] += a.y;
+		o[2] += a.z;
+		o[3] += a.w;
+	}
+	for (int i = 0; i < 4; i++) {
+		o[i] /= sum;
+		if (p.w.gated)
+			o[i] *= sigmoid(i & 1 ? bf16_hi(i < 2 ? gate.x : gate.y) : bf16_lo(i < 2 ? gate.x : gate.y));
+	}
+	y.x = bf16_pair(o[0], o[1]);
+	y.y = bf16_pair(o[2], o[3]);
+	*(uint2 *)(p.out + (size_t)(s.row0 + r) * p.ldo + h * D + c * 4) = y;
+}
+
+/* ---- host ------------------------------------------------------------------------------------------------------------------------------ */
+
+/* Passes over the work items, as many at once as scratch memory for their partial results allows. */
+template <int D, int MT> static void attend(struct td_dev *dev, struct attend_args p, const struct td_batch *b)
+{
+	int items = b->n_seq * p.groups, gqa = p.w.heads / p.w.kv_heads, turned = p.draft ? TD_BLOCK_MAX : p.rows_per_group;
+	int rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
+	size_t most = shared_bytes<D>(MT, 4, turned, p.w.rotary_dim), shared;
+	static int allowed; /* once per kernel */
+
+	/* Two blocks fit on a large multiprocessor with the short ring: better than a long one where there are more blocks than multiprocessors. */
+	p.slots = most > dev->shared_max || (D == 256 && items * p.w.kv_heads * p.spans > dev->sms) ? 2 : 4;
+	shared = shared_bytes<D>(MT, p.slots, turned, p.w.rotary_dim);
+	if (!allowed)
+		td__cuda_shared(dev, span_kernel<D, MT>, most < dev->shared_max ? most : dev->shared_max);
+	allowed = 1;
+	for (; p.item0 < items && !dev->error.code; p.item0 += p.step) {
+		int n = items - p.item0 < p.step ? items - p.item0 : p.step;
+
+		td__cuda_launch(dev, "attention", span_kernel<D, MT>, dim3(p.spans, p.w.kv_heads, n), THREADS, shared, p);
+		td__cuda_launch(dev, "sum of attention", merge_kernel<D>, dim3(rows * gqa, p.w.kv_heads, n), D, 0, p);
+	}
+}
+
+template <int D> static void attend_pairs(struct td_dev *dev, const struct attend_args &p, const struct td_batch *b)
+{
+	int rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
+
+	if (rows * (p.w.heads / p.w.kv_heads) <= 32)
+		attend<D, 2>(dev, p, b);
+	else
+		attend<D, 4>(dev, p, b);
+}
+
+/* Pairs of a group: 64, or 32 where a block's shared memory can't hold their q beside two tiles. */
+static int pairs_of(const struct td_dev *dev, const struct td_attn *w, int draft)
+{
+	int gqa = w->heads / w->kv_heads;
+	size_t need = (size_t)PAIRS * (w->head_dim + TILE) * 2 + (size_t)2 * TILE * w->head_dim * 2 + WARPS * 16 * 4 +
+		      (size_t)(draft ? (int)TD_BLOCK_MAX : PAIRS / gqa) * w->rotary_dim / 2 * 8;
+
+	return need > dev->shared_max ? PAIRS / 2 : (int)PAIRS;
+}
+
+int td__attend_prepare(struct td_dev *dev, struct attend_args *p, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b,
+		       struct td_tensor x, int cols, int draft, const char *what)
+{
+	int gqa = w->heads / w->kv_heads, dim = w->head_dim, pairs;
+
+	if (dev->error.code || b->n_seq == 0 || td__cuda_type(dev, x, TD_BF16, what))
+		return 0;
+	pairs = gqa <= PAIRS / 2 ? pairs_of(dev, w, draft) : 0;
+	if (x.cols != cols || x.ld % 8 || (uintptr_t)x.data % 16 || w->rotary_dim > dim || w->heads % w->kv_heads || !pairs ||
+	    (dim != 64 && dim != 128 && dim != 256) || w->rotary_dim % (dim / 16)) {
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "%s: rows of %d columns (%d apart), head_dim %d, rotary_dim %d, %d heads over %d do not fit", what,
+			      x.cols, x.ld, dim, w->rotary_dim, w->heads, w->kv_heads);
+		return 0;
+	}
+	for (int i = 0; i < b->n_seq; i++) {
+		const struct td_seq *s = &b->seq[i];
+
+		if (s->pos0 < 0 || s->pos0 + s->rows > kv->max_pages * TD_PAGE || s->row0 < 0 || s->row0 + s->rows > x.rows ||
+		    (draft && s->rows > TD_BLOCK_MAX)) {
+			td__cuda_fail(dev, TD_E_INTERNAL, "%s: positions %d to %d do not fit %d pages, or rows %d to %d the batch", what, s->pos0,
+				      s->pos0 + s->rows, kv->max_pages, s->row0, s->row0 + s->rows);
+			return 0;
+		}
+	}
+	p->w = *w;
+	p->kv = *kv;
+	p->seq = b->dev;
+	p->x = (const bf16 *)x.data;
+	p->ldx = x.ld;
+	p->draft = draft;
+	p->rows_per_group = pairs / gqa;
+	p->groups = div_up(b->max_rows, p->rows_per_group);
+	p->spans = draft ? SPANS_DRAFT + 1 : SPANS;
+	p->scale = 1.44269504f / sqrtf((float)dim);
+	return 1;
+}
+
+void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch *b)
+{
+	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * ((size_t)p->w.head_dim * 4 + 8), step;
+	size_t items = (size_t)b->n_seq * p->groups;
+	char *mem;
+
+	step = td__cuda_scratch_size(dev) / per_item;
+	step = step < 1 ? 1 : step > items ? items : step;
+	p->step = (int)step;
+	mem = (char *)td__cuda_scratch(dev, step * per_item);
+	if (!mem)
+		return;
+	p->o = (float *)mem;
+	p->ms = (float2 *)(mem + step * pairs * p->w.head_dim * 4);
+	if (p->w.head_dim == 256)
+		attend_pairs<256>(dev, *p, b);
+	else if (p->w.head_dim == 128)
+		attend_pairs<128>(dev, *p, b);
+	else
+		attend_pairs<64>(dev, *p, b);
+}
