@@ -284,8 +284,10 @@ struct td_ops {
 	void (*propose)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling /* (S) */,
 			const uint16_t *counts /* (S, V) */, struct td_draft *draft /* (S) */);
 	/* Verify: logits (R, V), drafts as the block's ids were. Greedy: longest match; else exact rejection sampling (dflash 2.3.4). Writes the
-	 * verdict of sequence i to verdict[i], its last token to anchor[slot], adds the tokens to counts. Row j decides position pos0 + j + 1.
-	 * With rows == 1 it is plain sampling. */
+	 * verdict of sequence i to verdict[i] (of it n tokens and log-probabilities, n_top best ones each), its last token to anchor[slot], and adds the
+	 * tokens to counts where the settings have penalties. Row j decides position pos0 + j + 1. With rows == 1 it is plain sampling.
+	 * Neither propose nor accept looks at sampling settings, drafts or counts on the host: what a captured call launches hangs on the number of
+	 * sequences, max_rows and the shape of the logits only. */
 	void (*accept)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
 		       const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict /* device (n_seq) */);
 	/* Before accept, for constrained output: each of n lines is one bit per id of V, then the number of a row of logits; in that row the ids whose bit

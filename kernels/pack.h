@@ -38,17 +38,19 @@ struct td_scratch_of {
 	int v_heads, v_dim; /* recurrent layers */
 };
 
-enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */ };
+enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */,
+       TD_SCRATCH_OF_PIECE = 24, TD_SCRATCH_LIST = 2048 /* and bytes of what it leaves and of its list */ };
 
 /* The largest of: expanded weights or partial sums of a product; the partial results of one work item of attention (of more items when there is room);
- * outputs of the recurrent layers; processed logits. */
+ * outputs of the recurrent layers; processed logits or, in their place, the lists of their best. */
 static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
 {
 	size_t least = (size_t)64 << 20;
 	size_t attention = (size_t)o->kv_heads * TD_SCRATCH_PAIRS * TD_SCRATCH_SPANS * ((size_t)o->head_dim * 4 + 8);
 	size_t recurrent = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
 	size_t pieces = (size_t)(o->vocab + TD_SCRATCH_PIECE - 1) / TD_SCRATCH_PIECE;
-	size_t sampling = (size_t)o->logit_rows * ((size_t)o->vocab * 4 + pieces * 8 + 256), most = attention > recurrent ? attention : recurrent;
+	size_t row = (size_t)o->vocab * 4 > pieces * TD_SCRATCH_LIST ? (size_t)o->vocab * 4 : pieces * TD_SCRATCH_LIST;
+	size_t sampling = (size_t)o->logit_rows * (row + pieces * TD_SCRATCH_OF_PIECE + 256) + 1024, most = attention > recurrent ? attention : recurrent;
 
 	most = most > sampling ? most : sampling;
 	return ((most > least ? most : least) + ((size_t)2 << 20)) >> 20 << 20;

@@ -413,7 +413,8 @@ static void accept_item(void *job, int index, int thread)
 		v->logprob[r] = 0;
 		if (s->logprobs >= 0)
 			report(logits, j->vocab, v->n_top, token, v, r);
-		td__count_token(&counts[token]);
+		if (penalises(s))
+			td__count_token(&counts[token]);
 		v->token[v->n++] = token;
 	}
 	j->anchor[seq->slot] = v->token[v->n - 1];

@@ -1,13 +1,12 @@
 /*
- * choose.cuh: device code of sampling: from a row of logits to a token, by one block of 1,024 threads (sample.cu has the kernels).
+ * choose.cuh: device code of sampling: from adjusted logits to a token, by one block of 1,024 threads (sample.cu has the kernels).
  *
  * The same steps as the CPU's: adjusted logits -> weights in [0, 1], 1 for the best -> cuts by a radix search on the bits of the weights ->
  * a draw in ascending id. Masses are 64-bit integers in units of 2^-44: sums of integers are the same in any order, so the result depends on
  * nothing but the row, and atomics may be used freely. 2^18 weights of 1 still fit; a weight below 2^-45 has no mass and is never drawn.
  *
- * A pass of one block over a vocabulary takes 10 us or more, so most settings work on a short list: every weight that is at least the m-th largest of
- * the threads' own maxima. At least m of the best are in it and nothing that is better than its worst is missing, so cuts that end inside it are
- * exact; where they might not (a flat distribution), the whole row is used.
+ * A pass of one block over a vocabulary takes 10 us or more, so most settings work on a short list (shortlist.cuh); where it can't be known to
+ * hold all that counts (a flat distribution), the whole row is used.
  */
 #ifndef TD_CUDA_CHOOSE_CUH
 #define TD_CUDA_CHOOSE_CUH
@@ -15,8 +14,9 @@
 #include <float.h>
 
 #include "kernels/cuda/internal.cuh"
+#include "kernels/pack.h"
 
-enum { CHOOSE = 1024, CHOOSE_WARPS = CHOOSE / 32, BUCKETS = 2048, LIST = CHOOSE, LIST_AIM = 256 };
+enum { CHOOSE = 1024, CHOOSE_WARPS = CHOOSE / 32, BUCKETS = 2048, PIECES = (1 << 18) / TD_SCRATCH_PIECE, LIST = 5120 };
 typedef unsigned long long mass_t;
 
 struct best {
@@ -31,7 +31,13 @@ struct pool {
 	int n;
 };
 
-/* Shared memory of a choosing block. */
+/* Lists of what changes single logits. */
+struct adjust_shared {
+	int bias_id[TD_BIAS_MAX], extra[TD_DRAFT_MAX], n_bias;
+	float bias[TD_BIAS_MAX];
+};
+
+/* Shared memory of a choosing block, dynamic: more than 48 KiB. */
 struct choose_shared {
 	mass_t bucket[BUCKETS];
 	mass_t part[CHOOSE_WARPS];
@@ -40,12 +46,19 @@ struct choose_shared {
 	mass_t above;
 	int found, count[CHOOSE_WARPS];
 	float list[LIST];
-	int list_id[LIST], n_list;
-	float most[CHOOSE];
+	int list_id[LIST];
 	float saved[TD_CAND_MAX];
-	int bias_id[TD_BIAS_MAX];
-	float bias[TD_BIAS_MAX];
-	int extra[TD_DRAFT_MAX];
+	struct adjust_shared adjust;
+	/* what the scan left of the row, by piece (shortlist.cuh) */
+	struct best top, piece_best[PIECES];
+	double scale[PIECES]; /* the weight of a piece's best */
+	mass_t total;
+	long long mass[PIECES];
+	float least;
+	int first[PIECES + 1], kept, too_long;
+	int cut_id[TD_CAND_MAX]; /* ids with another mass, of a row that is drawn by pieces */
+	mass_t cut_mass[TD_CAND_MAX];
+	int token[TD_BLOCK_MAX], same[TD_BLOCK_MAX]; /* greedy: of each row */
 };
 
 /* ---- adjusted logits --------------------------------------------------------------------------------------------------------------- */
@@ -66,33 +79,44 @@ static __device__ __forceinline__ int penalises(const struct td_sampling *s)
 struct adjust {
 	const struct td_sampling *s;
 	const uint16_t *counts; /* (V) */
-	const int *bias_id;
-	const float *bias;
-	const int *extra; /* tokens to count as output on top of `counts` */
-	int n_bias, n_extra, penalties, vocab;
+	const struct adjust_shared *sh;
+	int n_bias, n_extra, penalties;
 };
 
-/* Fills the lists; all threads of a block call it. */
-static __device__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra,
-				   int vocab, int *bias_id, float *bias, int *extra_sh)
+/* For ids [from, to). Fills the lists; all threads of a block call it. `extra`: tokens to count as output on top of `counts`. */
+static __device__ __forceinline__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra, int from,
+				   int to, struct adjust_shared *sh)
 {
+	int n_bias = s->n_bias < 0 ? 0 : s->n_bias > TD_BIAS_MAX ? TD_BIAS_MAX : s->n_bias, lane = threadIdx.x & 31, n = 0;
+
 	a->s = s;
 	a->counts = counts;
-	a->bias_id = bias_id;
-	a->bias = bias;
-	a->extra = extra_sh;
-	a->n_bias = s->n_bias < 0 ? 0 : s->n_bias > TD_BIAS_MAX ? TD_BIAS_MAX : s->n_bias;
+	a->sh = sh;
+	a->n_bias = 0;
 	a->penalties = penalises(s);
 	a->n_extra = a->penalties ? n_extra : 0;
-	a->vocab = vocab;
+	if (!n_bias && !a->n_extra)
+		return;
 	__syncthreads();
-	for (int i = threadIdx.x; i < a->n_bias; i += blockDim.x) {
-		bias_id[i] = s->bias_id[i];
-		bias[i] = s->bias[i];
+	if (threadIdx.x < 32) { /* in their order: an id may come twice, and float sums have an order */
+		for (int i0 = 0; i0 < n_bias; i0 += 32) {
+			int id = i0 + lane < n_bias ? s->bias_id[i0 + lane] : -1, here = id >= from && id < to;
+			unsigned all = __ballot_sync(~0u, here);
+			int at = n + __popc(all & ((1u << lane) - 1));
+
+			if (here) {
+				sh->bias_id[at] = id;
+				sh->bias[at] = s->bias[i0 + lane];
+			}
+			n += __popc(all);
+		}
+		if (lane == 0)
+			sh->n_bias = n;
+		if (lane < a->n_extra)
+			sh->extra[lane] = extra[lane];
 	}
-	for (int i = threadIdx.x; i < a->n_extra; i += blockDim.x)
-		extra_sh[i] = extra[i];
 	__syncthreads();
+	a->n_bias = sh->n_bias;
 }
 
 static __device__ __forceinline__ float adjusted(const struct adjust &a, float logit, int id)
@@ -100,13 +124,13 @@ static __device__ __forceinline__ float adjusted(const struct adjust &a, float l
 	float l = sane(logit);
 
 	for (int i = 0; i < a.n_bias; i++)
-		if (a.bias_id[i] == id)
-			l = sane(l + a.bias[i]);
+		if (a.sh->bias_id[i] == id)
+			l = sane(l + a.sh->bias[i]);
 	if (a.penalties) {
 		int count = a.counts[id], times;
 
 		for (int i = 0; i < a.n_extra; i++)
-			count += a.extra[i] == id && (count & 0x7fff) < 0x7fff;
+			count += a.sh->extra[i] == id && (count & 0x7fff) < 0x7fff;
 		times = count & 0x7fff;
 		if (count && a.s->repetition > 0)
 			l = l > 0 ? l / a.s->repetition : l * a.s->repetition;
@@ -213,7 +237,7 @@ static __device__ int threshold(struct choose_shared *sh, mass_t above, mass_t l
  * Keeps the best weights: the first `limit` (by_mass 0), or the fewest whose mass reaches `limit` units (by_mass 1), ties by lower id; the others
  * become 0. Three passes narrow the threshold's bits: 11, 11 and 10 of them, positive floats ordering like their bits.
  */
-static __device__ void cut(struct choose_shared *sh, float *w, int n, int by_mass, mass_t limit)
+static __device__ __noinline__ void cut(struct choose_shared *sh, float *w, int n, int by_mass, mass_t limit)
 {
 	const int shift[3] = {21, 10, 0}, width[3] = {11, 11, 10};
 	uint32_t prefix = 0, known = 0;
@@ -273,91 +297,64 @@ static __device__ void cut(struct choose_shared *sh, float *w, int n, int by_mas
 
 /* ---- weights and draws ------------------------------------------------------------------------------------------------------------- */
 
-/* The list of weights that are at least the m-th largest of the threads' maxima; 0 when it would be too long. */
-static __device__ int list_of(struct choose_shared *sh, const float *w, int n, float most, int m)
+static __device__ __forceinline__ int top_k_of(const struct td_sampling *s, int vocab)
 {
-	int rank = 0, id = INT32_MAX;
-	float mine = 0, least;
-
-	__syncthreads();
-	sh->most[threadIdx.x] = most;
-	if (threadIdx.x == 0)
-		sh->n_list = 0;
-	__syncthreads();
-	for (int i = 0; i < CHOOSE; i++)
-		rank += sh->most[i] > most || (sh->most[i] == most && i < (int)threadIdx.x);
-	if (rank == m - 1)
-		sh->saved[0] = most;
-	__syncthreads();
-	least = sh->saved[0];
-	if (most >= least)
-		for (int i = threadIdx.x; i < n; i += CHOOSE)
-			if (w[i] >= least && w[i] > 0) {
-				int at = atomicAdd(&sh->n_list, 1);
-
-				if (at < LIST) {
-					sh->list[at] = w[i];
-					sh->list_id[at] = i;
-				}
-			}
-	__syncthreads();
-	n = sh->n_list;
-	if (n > LIST)
-		return 0;
-	/* Into ascending id, which no two share: a place is the number of smaller ones. */
-	rank = 0;
-	if ((int)threadIdx.x < n) {
-		id = sh->list_id[threadIdx.x];
-		mine = sh->list[threadIdx.x];
-		for (int i = 0; i < n; i++)
-			rank += sh->list_id[i] < id;
-	}
-	__syncthreads();
-	if ((int)threadIdx.x < n) {
-		sh->list_id[rank] = id;
-		sh->list[rank] = mine;
-	}
-	__syncthreads();
-	return n;
+	return s->top_k > 0 && s->top_k < vocab ? s->top_k : 0;
 }
 
-/*
- * Adjusted logits -> weights, in place; returns the pool's mass. Temperature is above 0; `top` is the best id and stays. `want`: the caller cuts to so
- * many of the best afterwards, 0 = it needs all that top_k and top_p leave.
- */
-static __device__ mass_t weights(struct choose_shared *sh, const struct td_sampling *s, float *l, int vocab, struct best top, int want,
-				 struct pool *pool)
+/* The least weight that stays. */
+static __device__ __forceinline__ float floor_of(const struct td_sampling *s)
 {
-	float min_p = s->min_p > 1 ? 1 : s->min_p, temperature = s->temperature, most = 0;
-	int top_k = s->top_k > 0 && s->top_k < vocab ? s->top_k : 0, m = top_k ? top_k : want || s->top_p < 1 ? LIST_AIM : 0, n;
-	struct pool all = {l, NULL, vocab};
+	return s->min_p > 1 ? 1 : s->min_p;
+}
+
+/* Of an adjusted logit beside the best one, which is a number. */
+static __device__ __forceinline__ float weight(float l, float best, float temperature)
+{
+	return l == best ? 1 : expf((l - best) / temperature);
+}
+
+/* The fewest whose mass reaches top_p of `total`. */
+static __device__ __forceinline__ mass_t nucleus(const struct td_sampling *s, mass_t total)
+{
+	double limit = ceil((double)s->top_p * (double)total);
+
+	return limit > 1 ? (mass_t)limit : 1;
+}
+
+/* A whole row, from its logits: adjusted, weighed and cut in `work` (vocab); returns the pool's mass. Temperature is above 0. */
+static __device__ __noinline__ mass_t whole_row(struct choose_shared *sh, const struct td_sampling *s, const struct adjust &a, const float *logits, float *work,
+				   int vocab, struct pool *pool)
+{
+	float min_p = floor_of(s);
+	struct best top = {-INFINITY, INT32_MAX};
+	int top_k = top_k_of(s, vocab);
 	mass_t total = 0;
 
+	__syncthreads();
 	for (int i = threadIdx.x; i < vocab; i += CHOOSE) {
-		float w = top.value == -INFINITY ? i == top.id : l[i] == top.value ? 1 : expf((l[i] - top.value) / temperature);
+		struct best c = {adjusted(a, logits[i], i), i};
+
+		work[i] = c.value;
+		top = better(top, c);
+	}
+	top = best_of_block(top, sh->best);
+	for (int i = threadIdx.x; i < vocab; i += CHOOSE) {
+		float w = top.value == -INFINITY ? i == top.id : weight(work[i], top.value, s->temperature);
 
 		w = w >= min_p ? w : 0;
-		l[i] = w;
+		work[i] = w;
 		total += units(w);
-		most = fmaxf(most, w);
 	}
 	total = sum_of_block(sh, total);
-	n = m && m <= LIST / 2 ? list_of(sh, l, vocab, most, m) : 0;
-	*pool = all;
-	if (n)
-		*pool = {sh->list, sh->list_id, n};
+	*pool = {work, NULL, vocab};
 	if (top_k) {
-		cut(sh, pool->w, pool->n, 0, top_k);
-		total = mass(sh, pool->w, pool->n);
+		cut(sh, work, vocab, 0, top_k);
+		total = mass(sh, work, vocab);
 	}
 	if (s->top_p < 1) {
-		double limit = ceil((double)s->top_p * (double)total);
-		mass_t least = limit > 1 ? (mass_t)limit : 1;
-
-		if (n && mass(sh, pool->w, n) < least)
-			*pool = all; /* only without top_k: then the row is as it was */
-		cut(sh, pool->w, pool->n, 1, least);
-		total = mass(sh, pool->w, pool->n);
+		cut(sh, work, vocab, 1, nucleus(s, total));
+		total = mass(sh, work, vocab);
 	}
 	return total;
 }
@@ -368,7 +365,7 @@ static __device__ __forceinline__ int id_of(const struct pool &pool, int i)
 }
 
 /* The id at which the running sum passes u * total; the last with weight when rounding leaves none. A warp has a run of neighbours. */
-static __device__ int draw(struct choose_shared *sh, const float *w, int n, mass_t total, float u)
+static __device__ __noinline__ int draw(struct choose_shared *sh, const float *w, int n, mass_t total, float u)
 {
 	mass_t target = (mass_t)((double)u * (double)total), sum = 0, before = 0;
 	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(n, CHOOSE_WARPS), from = warp * run, to = min(n, from + run), last = -1;

@@ -1,22 +1,22 @@
 /*
- * sample.cu: what to propose and what to accept, without the host (dflash 2.3.4).
+ * sample.cu: what to propose and what to accept, without the host (dflash 2.3.4), in two kernels each.
  *
- *	scan	grid (pieces of the vocabulary, rows): adjusts the logits, finds each piece's best; writes them out only where a row is sampled
- *	choose	one block per row: the best of all pieces; with temperature the weights, cuts and draws of choose.cuh
- *	settle	accept only, one block per sequence: walks the rows up to the first that differs from its draft; verdict, anchor, counts
+ *	scan	grid (pieces of the vocabulary, logit rows): each piece's best; of sampled rows the short list, too (shortlist.cuh)
+ *	choose	grid (largest rows, sequences): a greedy sequence is one block's matter, a warp for each row. Otherwise each row has a block: with
+ *		temperature the weights, cuts and draws of choose.cuh, on the short lists where they suffice. In accept the last of a sequence's blocks
+ *		walks the rows up to the first that differs from its draft: verdict, anchor, counts
  *
- * In accept all rows are decided at once, each as if the drafts before it had been accepted: if they were not, settle never looks at it. That makes
- * the penalties of row r a matter of counting drafts 0 .. r-1 on top. In propose a row's penalties need the tokens proposed just before, so a
- * sequence with penalties is left to a kernel that goes row by row in one block.
+ * In accept all rows are decided at once, each as if the drafts before it had been accepted: if they were not, the walk never comes to it. That makes
+ * the penalties of row r a matter of counting drafts 0 .. r-1 on top. In propose a row's penalties need the tokens proposed just before, so one block
+ * takes the rows of a sequence with penalties in turn.
+ *
+ * Nothing that the host decides here hangs on settings, drafts or counts: a captured call serves any of them.
  *
  * What must never happen: a token id outside [0, vocab) committed, or one from device memory used as an index before it was compared.
  */
-#include "kernels/cuda/choose.cuh"
-#include "kernels/pack.h"
+#include "kernels/cuda/shortlist.cuh"
 
-enum { PIECE = TD_SCRATCH_PIECE, SCAN = 256 };
-
-/* What accept's choosing blocks leave for settle. */
+/* What accept's choosing blocks leave for the walk. */
 struct decision {
 	int token, accepted;
 	float logprob, top_logprob[TD_TOP_MAX];
@@ -25,82 +25,166 @@ struct decision {
 
 struct sample_args {
 	const struct td_seq *seq;
+	int n_seq;
 	const float *logits;
 	int ld, vocab, wide, pieces; /* wide: columns of a row of counts */
+	int aligned; /* rows of logits begin at multiples of 16 bytes */
 	int propose; /* 1: logit rows are those of rows 1.., numbered through */
 	const struct td_sampling *sampling;
 	uint16_t *counts;
 	const struct td_draft *draft;
 	struct td_draft *proposal;
-	float *work; /* (logit rows, vocab) */
+	char *work; /* (logit rows, work_row bytes): the lists of a row's pieces; then, where they don't do, its weights */
+	size_t work_row;
 	struct best *best; /* (logit rows, pieces) */
+	struct piece *piece; /* (logit rows, pieces) */
 	struct decision *decision; /* (logit rows) */
+	unsigned *counter; /* (sequences) */
 	int32_t *anchor;
 	struct td_verdict *verdict;
 };
 
-/* The logit row of row r (from 0) of sequence i. */
-static __device__ int logit_row(const struct sample_args &p, int i, int r)
+/* The logit row of row 0 of sequence i. */
+static __device__ int logit_row(const struct sample_args &p, int i)
 {
-	int at = r;
+	int at = 0;
 
 	if (!p.propose)
-		return p.seq[i].row0 + r;
+		return p.seq[i].row0;
 	for (int k = 0; k < i; k++)
 		at += p.seq[k].rows - 1;
 	return at;
 }
 
-static __device__ __forceinline__ int decided_rows(const struct sample_args &p, const struct td_seq &s)
+/* Whose a logit row is: the sequence, or -1, told to each lane of the warp; and in *at which of its rows. */
+static __device__ __forceinline__ int owner(const struct sample_args &p, int row, int *at)
 {
-	return s.rows - p.propose;
-}
+	int lane = threadIdx.x & 31, before = 0;
 
-/* grid (pieces, largest rows, sequences) */
-static __global__ void __launch_bounds__(SCAN) scan_kernel(const struct sample_args p)
-{
-	__shared__ int bias_id[TD_BIAS_MAX], extra[TD_DRAFT_MAX];
-	__shared__ float bias[TD_BIAS_MAX];
-	__shared__ struct best part[SCAN / 32];
-	struct td_seq s = p.seq[blockIdx.z];
-	const struct td_sampling *set = &p.sampling[s.slot];
-	int r = blockIdx.y, row, end = min(p.vocab, (int)(blockIdx.x + 1) * PIECE);
-	struct best b = {-INFINITY, INT32_MAX};
-	struct adjust a;
-	const float *logits;
+	for (int i0 = 0; i0 < p.n_seq; i0 += 32) {
+		int i = i0 + lane, rows = 0, from = 0;
+		unsigned here;
 
-	if (r >= decided_rows(p, s) || (p.propose && penalises(set)))
-		return;
-	row = logit_row(p, blockIdx.z, r);
-	logits = p.logits + (size_t)row * p.ld;
-	adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.propose ? NULL : p.draft[s.slot].token, p.propose ? 0 : r, p.vocab, bias_id, bias,
-		    extra);
-	for (int i = blockIdx.x * PIECE + threadIdx.x; i < end; i += SCAN) {
-		struct best c = {adjusted(a, logits[i], i), i};
+		if (i < p.n_seq) {
+			rows = p.seq[i].rows - p.propose;
+			from = p.seq[i].row0;
+		}
+		if (p.propose) {
+			from = rows;
+			for (int d = 1; d < 32; d <<= 1) {
+				int other = __shfl_up_sync(~0u, from, d);
 
-		b = better(b, c);
-		if (set->temperature > 0)
-			p.work[(size_t)row * p.vocab + i] = c.value;
+				from += lane >= d ? other : 0;
+			}
+			from += before - rows;
+			before = __shfl_sync(~0u, from + rows, 31);
+		}
+		here = __ballot_sync(~0u, row >= from && row < from + rows);
+		if (here) {
+			*at = row - __shfl_sync(~0u, from, __ffs(here) - 1);
+			return i0 + __ffs(here) - 1;
+		}
 	}
-	b = best_of_block(b, part);
-	if (threadIdx.x == 0)
-		p.best[(size_t)row * p.pieces + blockIdx.x] = b;
+	return -1;
 }
 
-/* The best of a row; with nothing finite it is id 0, the lowest. */
-static __device__ struct best best_of_row(const struct sample_args &p, struct choose_shared *sh, int row)
+static __device__ __forceinline__ int greedy(const struct td_sampling *s)
 {
-	struct best b = {-INFINITY, INT32_MAX};
+	return !(s->temperature > 0);
+}
 
-	for (int i = threadIdx.x; i < p.pieces; i += CHOOSE)
-		b = better(b, p.best[(size_t)row * p.pieces + i]);
-	return best_of_block(b, sh->best);
+static __device__ __forceinline__ struct entry *lists_of(const struct sample_args &p, int row)
+{
+	return (struct entry *)(p.work + row * p.work_row);
+}
+
+/* ---- scan -------------------------------------------------------------------------------------------------------------------------- */
+
+/* A thread's values of the piece at `from`, without waiting for them. */
+static __device__ __forceinline__ void load_values(float4 v[RUNS], const float *row, int from, int end, int aligned)
+{
+#pragma unroll
+	for (int k = 0; k < RUNS; k++) {
+		int at = from + place(4 * k);
+
+		v[k] = make_float4(0, 0, 0, 0);
+		if (aligned) { /* up to the end of a row, which may lie behind the last id */
+			if (at < end)
+				v[k] = __ldcg((const float4 *)(row + at));
+		} else {
+			v[k].x = at < end ? row[at] : 0;
+			v[k].y = at + 1 < end ? row[at + 1] : 0;
+			v[k].z = at + 2 < end ? row[at + 2] : 0;
+			v[k].w = at + 3 < end ? row[at + 3] : 0;
+		}
+	}
+}
+
+/* grid (pieces, logit rows) */
+static __global__ void __launch_bounds__(SCAN, 4) scan_kernel(const struct sample_args p)
+{
+	__shared__ struct scan_shared sh;
+	int row = blockIdx.y, from = blockIdx.x * TD_SCRATCH_PIECE, end = min(p.vocab, from + TD_SCRATCH_PIECE), r, i, top_k;
+	size_t at = (size_t)row * p.pieces + blockIdx.x;
+	const struct td_sampling *set;
+	float4 v[RUNS];
+	uint32_t key[OWN], most;
+	struct adjust a;
+	struct best best;
+
+	let_next_start();
+	after_previous();
+	load_values(v, p.logits + (size_t)row * p.ld, from, end, p.aligned);
+	i = owner(p, row, &r);
+	if (i < 0)
+		return;
+	set = &p.sampling[p.seq[i].slot];
+	if (p.propose && penalises(set))
+		return;
+	adjust_init(&a, set, p.counts + (size_t)p.seq[i].slot * p.wide, p.propose ? NULL : p.draft[p.seq[i].slot].token, p.propose ? 0 : r, from, end,
+		    &sh.adjust);
+#pragma unroll
+	for (int k = 0; k < OWN; k++) {
+		const float4 &four = v[k / 4];
+		int id = from + place(k);
+
+		key[k] = id < end ? key_of(adjusted(a, k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w, id)) : 0;
+	}
+	best = best_of_piece(&sh, key, from, &most);
+	if (threadIdx.x == 0)
+		p.best[at] = best;
+	if (greedy(set))
+		return;
+	top_k = top_k_of(set, p.vocab);
+	{
+		uint32_t least = threshold_of_piece(&sh, most, top_k && top_k < SHORT ? top_k : SHORT);
+		int n = list_piece(&sh, key, least, from, lists_of(p, row) + (size_t)blockIdx.x * PIECE_LIST);
+		mass_t mass = top_k ? 0 : mass_of_piece(&sh, key, best.value, set->temperature);
+
+		if (threadIdx.x == 0)
+			p.piece[at] = {least == 1 ? -INFINITY : value_of(least), n, mass};
+	}
+}
+
+/* ---- choose: common to both -------------------------------------------------------------------------------------------------------- */
+
+/* The pool of a sampled row. row_init came before. */
+static __device__ mass_t pool_of_row(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
+				     int want, struct pool *pool)
+{
+	mass_t total = 0;
+
+	if (!(p.propose && a.penalties) && sh->top.value != -INFINITY)
+		total = short_row(sh, set, lists_of(p, row), p.vocab, want, pool);
+	if (!total)
+		total = whole_row(sh, set, a, p.logits + (size_t)row * p.ld, (float *)lists_of(p, row), p.vocab, pool);
+	return total;
 }
 
 /* ---- propose ----------------------------------------------------------------------------------------------------------------------- */
 
 /* The pool's shares as the proposal's q, candidates in ascending id. */
-static __device__ void list_candidates(struct choose_shared *sh, const struct pool &pool, double total, struct td_draft *d, int at)
+static __device__ __noinline__ void list_candidates(struct choose_shared *sh, const struct pool &pool, double total, struct td_draft *d, int at)
 {
 	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool.n, CHOOSE_WARPS), from = warp * run, to = min(pool.n, from + run),
 	    n = 0;
@@ -132,22 +216,14 @@ static __device__ void list_candidates(struct choose_shared *sh, const struct po
 	__syncthreads();
 }
 
-/* One proposal from the adjusted logits l, whose best is known. */
-static __device__ void propose_row(struct choose_shared *sh, const struct td_sampling *set, float *l, int vocab, uint32_t position, struct best top,
-				   struct td_draft *d, int at)
+/* One sampled proposal. */
+static __device__ void propose_row(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
+				   uint32_t position, struct td_draft *d, int at)
 {
 	struct pool pool;
-	mass_t total;
+	mass_t total = pool_of_row(sh, p, set, a, row, TD_CAND_MAX, &pool);
 
-	if (!(set->temperature > 0)) {
-		if (threadIdx.x == 0) {
-			d->n_cand[at] = 0;
-			d->token[at] = top.id;
-		}
-		return;
-	}
-	total = weights(sh, set, l, vocab, top, TD_CAND_MAX, &pool);
-	if (vocab > TD_CAND_MAX) {
+	if (p.vocab > TD_CAND_MAX) {
 		cut(sh, pool.w, pool.n, 0, TD_CAND_MAX);
 		total = mass(sh, pool.w, pool.n);
 	}
@@ -171,52 +247,71 @@ static __device__ void propose_row(struct choose_shared *sh, const struct td_sam
 	__syncthreads();
 }
 
-/* grid (largest rows, sequences) */
-static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const struct sample_args p)
+/* Row by row, each with the penalties of the tokens proposed before it. */
+static __device__ __noinline__ void propose_in_turn(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set,
+				       int row0, struct td_draft *d)
 {
-	__shared__ struct choose_shared sh;
-	struct td_seq s = p.seq[blockIdx.y];
-	const struct td_sampling *set = &p.sampling[s.slot];
-	struct td_draft *d = &p.proposal[s.slot];
-	int r = blockIdx.x, row;
-
-	if (r == 0 && threadIdx.x == 0)
-		d->n = s.rows - 1;
-	if (r >= decided_rows(p, s) || penalises(set))
-		return;
-	row = logit_row(p, blockIdx.y, r);
-	propose_row(&sh, set, p.work + (size_t)row * p.vocab, p.vocab, s.pos0 + r + 1, best_of_row(p, &sh, row), d, r);
-}
-
-/* Row by row, for sequences with penalties. grid (sequences) */
-static __global__ void __launch_bounds__(CHOOSE) propose_in_turn_kernel(const struct sample_args p)
-{
-	__shared__ struct choose_shared sh;
-	struct td_seq s = p.seq[blockIdx.x];
-	const struct td_sampling *set = &p.sampling[s.slot];
-	struct td_draft *d = &p.proposal[s.slot];
-	struct adjust a;
-
-	if (!penalises(set))
-		return;
 	for (int r = 0; r < s.rows - 1; r++) {
-		int row = logit_row(p, blockIdx.x, r);
-		float *l = p.work + (size_t)row * p.vocab;
+		const float *logits = p.logits + (size_t)(row0 + r) * p.ld;
 		struct best b = {-INFINITY, INT32_MAX};
+		struct adjust a;
 
 		__syncthreads(); /* the token proposed last is in d */
-		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, d->token, r, p.vocab, sh.bias_id, sh.bias, sh.extra);
-		for (int i = threadIdx.x; i < p.vocab; i += CHOOSE) {
-			struct best c = {adjusted(a, p.logits[(size_t)row * p.ld + i], i), i};
-
-			b = better(b, c);
-			l[i] = c.value;
+		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, d->token, r, 0, p.vocab, &sh->adjust);
+		if (!greedy(set)) {
+			propose_row(sh, p, set, a, row0 + r, s.pos0 + r + 1, d, r);
+			continue;
 		}
-		propose_row(&sh, set, l, p.vocab, s.pos0 + r + 1, best_of_block(b, sh.best), d, r);
+		for (int i = threadIdx.x; i < p.vocab; i += CHOOSE)
+			b = better(b, {adjusted(a, logits[i], i), i});
+		b = best_of_block(b, sh->best);
+		if (threadIdx.x == 0) {
+			d->n_cand[r] = 0;
+			d->token[r] = b.id;
+		}
 	}
 }
 
-/* ---- accept ------------------------------------------------------------------------------------------------------------------------ */
+/* grid (largest rows, sequences) */
+static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const struct sample_args p)
+{
+	extern __shared__ __align__(16) char propose_raw[];
+	struct choose_shared *sh = (struct choose_shared *)propose_raw;
+	int r = blockIdx.x, warp = threadIdx.x / 32, row0;
+	const struct td_sampling *set;
+	struct td_draft *d;
+	struct td_seq s;
+	struct adjust a;
+	int top = 0;
+
+	let_next_start();
+	after_previous();
+	s = p.seq[blockIdx.y];
+	row0 = logit_row(p, blockIdx.y);
+	set = &p.sampling[s.slot];
+	d = &p.proposal[s.slot];
+	if (r == 0 && warp < s.rows - 1) /* the settings are on their way meanwhile */
+		top = best_of_row(p.best + (size_t)(row0 + warp) * p.pieces, p.pieces).id;
+	if (r == 0 && threadIdx.x == 0)
+		d->n = s.rows - 1;
+	if (penalises(set)) {
+		if (r == 0)
+			propose_in_turn(sh, p, s, set, row0, d);
+	} else if (greedy(set)) {
+		if (r == 0 && warp < s.rows - 1 && (threadIdx.x & 31) == 0) {
+			d->n_cand[warp] = 0;
+			d->token[warp] = top;
+		}
+	} else if (r < s.rows - 1) {
+		size_t at = (size_t)(row0 + r) * p.pieces;
+
+		adjust_init(&a, set, NULL, NULL, 0, 0, p.vocab, &sh->adjust);
+		row_init(sh, p.best + at, p.piece + at, p.pieces, set->temperature);
+		propose_row(sh, p, set, a, row0 + r, s.pos0 + r + 1, d, r);
+	}
+}
+
+/* ---- accept: from the short list or the whole row ----------------------------------------------------------------------------------- */
 
 /* q of the drafted token: 1 for a point mass, 0 when it is missing from its own list (then it is never accepted). */
 static __device__ float drafted_q(const struct td_draft *d, int at)
@@ -279,8 +374,150 @@ static __device__ mass_t residual(struct choose_shared *sh, const struct pool &p
 	return total;
 }
 
+/* Decides a sampled row: the token, and in *accepted whether it is the draft (d NULL: there is none). */
+static __device__ int decide_pool(struct choose_shared *sh, const struct td_sampling *set, const struct pool &pool, mass_t total, uint32_t position,
+				  const struct td_draft *d, int at, int *accepted)
+{
+	if (d) {
+		double share = weight_of(sh, pool, d->token[at]) / ((double)total / 17592186044416.0), q = drafted_q(d, at);
+
+		*accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
+		if (*accepted)
+			return d->token[at];
+		total = residual(sh, pool, total, d, at);
+	}
+	return id_of(pool, draw(sh, pool.w, pool.n, total, td_uniform(set->seed, position, TD_DRAW)));
+}
+
+/* ---- accept: by pieces, where nothing is cut away ------------------------------------------------------------------------------------ */
+
+/* The mass of an id's weight beside the row's best. */
+static __device__ mass_t mass_of(const struct choose_shared *sh, const struct adjust &a, const float *logits, float temperature, int id)
+{
+	int piece = id / TD_SCRATCH_PIECE;
+	float best = sh->piece_best[piece].value;
+
+	return best == -INFINITY ? 0 : (mass_t)((double)units(weight(adjusted(a, logits[id], id), best, temperature)) * sh->scale[piece]);
+}
+
+/* Takes q out of the pieces' masses, noting the ids that have another one now, or leaves them when nothing would be left; returns how many. */
+static __device__ int residual_by_pieces(struct choose_shared *sh, const struct adjust &a, const float *logits, int vocab, float temperature,
+					 const struct td_draft *d, int at)
+{
+	int listed = d->n_cand[at] > 0, n = listed ? min(d->n_cand[at], (int)TD_CAND_MAX) : 1, c = threadIdx.x, id;
+	mass_t was = 0, now = 0, left = 0;
+
+	if (c < n) {
+		id = listed ? d->cand[at][c] : d->token[at];
+		if (id >= 0 && id < vocab) {
+			was = mass_of(sh, a, logits, temperature, id);
+			now = listed ? (mass_t)fmax((double)was - (double)d->q[at][c] * (double)sh->total, 0.0) : 0;
+		}
+		sh->cut_id[c] = id;
+		sh->cut_mass[c] = now;
+		if (was > now)
+			atomicAdd((mass_t *)&sh->mass[id / TD_SCRATCH_PIECE], now - was);
+	}
+	__syncthreads();
+	for (int i = threadIdx.x & 31; i < PIECES; i += 32)
+		left += sh->mass[i] > 0 ? (mass_t)sh->mass[i] : 0;
+	for (int k = 16; k; k >>= 1)
+		left += __shfl_xor_sync(~0u, left, k);
+	__syncthreads();
+	if (left == 0) {
+		if (c < n && was > now)
+			atomicAdd((mass_t *)&sh->mass[id / TD_SCRATCH_PIECE], was - now);
+		n = 0;
+	} else if (threadIdx.x == 0) {
+		sh->total = left;
+	}
+	__syncthreads();
+	return n;
+}
+
+/* An id by its mass: first its piece, then in there. `n_cut` ids have the mass that residual_by_pieces noted. */
+static __device__ int draw_by_pieces(struct choose_shared *sh, const struct adjust &a, const float *logits, int vocab, float temperature, int n_cut, float u)
+{
+	enum { EACH = TD_SCRATCH_PIECE / CHOOSE };
+	mass_t target = (mass_t)((double)u * (double)sh->total), own[EACH], mine = 0, before = 0, all = 0;
+	int piece = 0, lane = threadIdx.x & 31, warp = threadIdx.x / 32, from;
+
+	for (int i = 0; i < PIECES; i++) {
+		mass_t one = sh->mass[i] > 0 ? (mass_t)sh->mass[i] : 0;
+
+		if (one)
+			piece = i; /* the last one with mass, when rounding leaves none */
+		if (target < one)
+			break;
+		target -= one;
+	}
+	from = piece * TD_SCRATCH_PIECE + threadIdx.x * EACH;
+	for (int i = 0; i < EACH; i++) {
+		own[i] = from + i < vocab ? mass_of(sh, a, logits, temperature, from + i) : 0;
+		for (int c = 0; c < n_cut; c++)
+			own[i] = sh->cut_id[c] == from + i ? sh->cut_mass[c] : own[i];
+		mine += own[i];
+	}
+	/* The piece's mass was rounded as a whole: the place in it is a share. */
+	{
+		mass_t here = (mass_t)sh->mass[piece], scan = mine;
+
+		for (int d = 1; d < 32; d <<= 1) {
+			mass_t other = __shfl_up_sync(~0u, scan, d);
+
+			scan += lane >= d ? other : 0;
+		}
+		__syncthreads();
+		if (lane == 31)
+			sh->part[warp] = scan;
+		if (threadIdx.x == 0)
+			sh->found = sh->piece_best[piece].id;
+		__syncthreads();
+		for (int i = 0; i < CHOOSE_WARPS; i++) {
+			before += i < warp ? sh->part[i] : 0;
+			all += sh->part[i];
+		}
+		before += scan - mine;
+		target = (mass_t)((double)(target < here ? target : here) / (double)here * (double)all);
+		target = all && target >= all ? all - 1 : target;
+	}
+	if (before <= target && target < before + mine)
+		for (int i = 0; i < EACH; i++) {
+			if (target < before + own[i]) {
+				sh->found = from + i;
+				break;
+			}
+			before += own[i];
+		}
+	__syncthreads();
+	return sh->found;
+}
+
+/* As decide_pool, for settings that cut nothing away. */
+static __device__ int decide_by_pieces(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
+				       uint32_t position, const struct td_draft *d, int at, int *accepted)
+{
+	const float *logits = p.logits + (size_t)row * p.ld;
+	int n_cut = 0;
+
+	if (d) {
+		int drafted = d->token[at];
+		double q = drafted_q(d, at), share = 0;
+
+		if (drafted >= 0 && drafted < p.vocab)
+			share = (double)mass_of(sh, a, logits, set->temperature, drafted) / (double)sh->total;
+		*accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
+		if (*accepted)
+			return drafted;
+		n_cut = residual_by_pieces(sh, a, logits, p.vocab, set->temperature, d, at);
+	}
+	return draw_by_pieces(sh, a, logits, p.vocab, set->temperature, n_cut, td_uniform(set->seed, position, TD_DRAW));
+}
+
+/* ---- accept ------------------------------------------------------------------------------------------------------------------------ */
+
 /* Log-probabilities of the raw logits: the token's, and the n best one after the other. What is not finite is told as -9999. */
-static __device__ void report(struct choose_shared *sh, const float *logits, int vocab, int n, int token, struct decision *out)
+static __device__ __noinline__ void report(struct choose_shared *sh, const float *logits, int vocab, int n, int token, struct decision *out)
 {
 	struct best b = {-INFINITY, INT32_MAX}, last = {INFINITY, -1};
 	double sum = 0, all = 0, lp;
@@ -326,40 +563,30 @@ static __device__ __forceinline__ int tops(const struct td_sampling *s, int voca
 	return min(n, vocab);
 }
 
-/* grid (largest rows, sequences) */
-static __global__ void __launch_bounds__(CHOOSE) decide_kernel(const struct sample_args p)
+/* One row, as if those before it had been accepted; `found` is for row 0 .. rows-1 of the sequence. */
+static __device__ void decide_row(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set, int r)
 {
-	__shared__ struct choose_shared sh;
-	struct td_seq s = p.seq[blockIdx.y];
-	const struct td_sampling *set = &p.sampling[s.slot];
-	const struct td_draft *d = &p.draft[s.slot];
-	int r = blockIdx.x, row = s.row0 + r, last = r + 1 >= s.rows, drafted = -1, token, accepted = 0;
+	const struct td_draft *d = r + 1 < s.rows ? &p.draft[s.slot] : NULL;
+	int row = s.row0 + r, accepted = 0, token;
+	size_t at = (size_t)row * p.pieces;
 	uint32_t position = s.pos0 + r + 1;
-	float *w = p.work + (size_t)row * p.vocab;
-	struct best top;
 
-	if (r >= s.rows)
-		return;
-	drafted = last ? -1 : d->token[r];
-	top = best_of_row(p, &sh, row);
-	token = top.id;
-	if (!(set->temperature > 0)) {
-		accepted = token == drafted;
+	if (greedy(set)) {
+		token = best_of_row(p.best + at, p.pieces).id;
+		accepted = d && token == d->token[r];
 	} else {
-		struct pool pool;
-		mass_t total = weights(&sh, set, w, p.vocab, top, 0, &pool);
+		struct adjust a;
 
-		if (!last) {
-			double share = weight_of(&sh, pool, drafted) / ((double)total / 17592186044416.0), q = drafted_q(d, r);
+		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.draft[s.slot].token, r, 0, p.vocab, &sh->adjust);
+		row_init(sh, p.best + at, p.piece + at, p.pieces, set->temperature);
+		if (!top_k_of(set, p.vocab) && !(set->top_p < 1) && !(set->min_p > 0) && sh->top.value != -INFINITY) {
+			token = decide_by_pieces(sh, p, set, a, row, position, d, r, &accepted);
+		} else {
+			struct pool pool;
+			mass_t total = pool_of_row(sh, p, set, a, row, 0, &pool);
 
-			accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
-			if (accepted)
-				token = drafted;
-			else
-				total = residual(&sh, pool, total, d, r);
+			token = decide_pool(sh, set, pool, total, position, d, r, &accepted);
 		}
-		if (!accepted)
-			token = id_of(pool, draw(&sh, pool.w, pool.n, total, td_uniform(set->seed, position, TD_DRAW)));
 	}
 	if (threadIdx.x == 0) {
 		p.decision[row].token = token;
@@ -367,36 +594,106 @@ static __global__ void __launch_bounds__(CHOOSE) decide_kernel(const struct samp
 		p.decision[row].logprob = 0;
 	}
 	if (set->logprobs >= 0)
-		report(&sh, p.logits + (size_t)row * p.ld, p.vocab, tops(set, p.vocab), token, &p.decision[row]);
+		report(sh, p.logits + (size_t)row * p.ld, p.vocab, tops(set, p.vocab), token, &p.decision[row]);
 }
 
-/* One warp per sequence. */
-static __global__ void settle_kernel(const struct sample_args p)
+/* One warp: rows up to the first that was not accepted, lane r knowing row r. Counts are kept for those who have penalties. */
+static __device__ __forceinline__ int walk(const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set, int *tokens, int token,
+					   int accepted, struct td_verdict *v)
 {
-	struct td_seq s = p.seq[blockIdx.x];
-	const struct td_sampling *set = &p.sampling[s.slot];
-	struct td_verdict *v = &p.verdict[blockIdx.x];
-	const struct decision *d = p.decision + s.row0;
-	int n = 0, n_top = tops(set, p.vocab);
+	int lane = threadIdx.x & 31, n = __ffs(__ballot_sync(~0u, lane >= s.rows - 1 || !accepted));
 
-	while (n < s.rows && d[n++].accepted)
-		;
-	for (int i = threadIdx.x; i < n * n_top; i += 32) {
+	if (lane < n)
+		v->token[lane] = token;
+	if (lane == n - 1)
+		p.anchor[s.slot] = token;
+	if (lane == 0) {
+		v->n = n;
+		v->n_top = tops(set, p.vocab);
+	}
+	if (!penalises(set))
+		return n;
+	if (lane < n)
+		tokens[lane] = token;
+	__syncwarp();
+	if (lane < n) { /* the first of equal ones counts for all */
+		uint16_t *count = p.counts + (size_t)s.slot * p.wide + token;
+		int times = 0, first = lane;
+
+		for (int i = 0; i < n; i++) {
+			times += tokens[i] == token;
+			first = tokens[i] == token && i < first ? i : first;
+		}
+		if (first == lane)
+			*count = (uint16_t)((*count & 0x8000) | min((*count & 0x7fff) + times, 0x7fff));
+	}
+	return n;
+}
+
+/* A sequence that is greedy and asks for no log-probabilities, by one block: a warp for each row. */
+static __device__ __forceinline__ void accept_greedy(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s,
+						     const struct td_sampling *set, int top, int drafted, struct td_verdict *v)
+{
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, there = lane < s.rows, n;
+
+	if (warp < s.rows && lane == 0) {
+		sh->token[warp] = top;
+		sh->same[warp] = top == drafted;
+	}
+	__syncthreads();
+	if (warp)
+		return;
+	n = walk(p, s, set, sh->token, there ? sh->token[lane] : -1, there && sh->same[lane], v);
+	if (lane < n)
+		v->logprob[lane] = 0;
+}
+
+/* The sequence's verdict from its rows' decisions. */
+static __device__ void settle(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set,
+			      struct td_verdict *v)
+{
+	const struct decision *d = p.decision + s.row0;
+	int lane = threadIdx.x, there = lane < s.rows, n, n_top = tops(set, p.vocab);
+
+	if (threadIdx.x >= 32)
+		return;
+	n = walk(p, s, set, sh->token, there ? d[lane].token : -1, there && d[lane].accepted, v);
+	if (lane < n)
+		v->logprob[lane] = d[lane].logprob;
+	for (int i = lane; i < n * n_top; i += 32) {
 		v->top_id[i / n_top][i % n_top] = d[i / n_top].top_id[i % n_top];
 		v->top_logprob[i / n_top][i % n_top] = d[i / n_top].top_logprob[i % n_top];
 	}
-	if (threadIdx.x)
-		return;
-	v->n = n;
-	v->n_top = n_top;
-	for (int i = 0; i < n; i++) {
-		uint16_t *count = p.counts + (size_t)s.slot * p.wide + d[i].token;
+}
 
-		v->token[i] = d[i].token;
-		v->logprob[i] = d[i].logprob;
-		*count += (*count & 0x7fff) < 0x7fff;
+/* grid (largest rows, sequences) */
+static __global__ void __launch_bounds__(CHOOSE) accept_kernel(const struct sample_args p)
+{
+	extern __shared__ __align__(16) char accept_raw[];
+	struct choose_shared *sh = (struct choose_shared *)accept_raw;
+	struct td_verdict *v = &p.verdict[blockIdx.y];
+	const struct td_sampling *set;
+	struct td_seq s;
+	int r = blockIdx.x, warp = threadIdx.x / 32, top = 0, drafted = -1;
+
+	let_next_start();
+	after_previous();
+	s = p.seq[blockIdx.y];
+	set = &p.sampling[s.slot];
+	if (r == 0 && warp < s.rows) { /* the settings are on their way meanwhile */
+		drafted = warp + 1 < s.rows ? p.draft[s.slot].token[warp] : -1;
+		top = best_of_row(p.best + (size_t)(s.row0 + warp) * p.pieces, p.pieces).id;
 	}
-	p.anchor[s.slot] = v->token[n - 1];
+	if (greedy(set) && set->logprobs < 0) {
+		if (r == 0)
+			accept_greedy(sh, p, s, set, top, drafted, v);
+		return;
+	}
+	if (r >= s.rows)
+		return;
+	decide_row(sh, p, s, set, r);
+	if (last_to_arrive(p.counter + blockIdx.y, s.rows))
+		settle(sh, p, s, set, v);
 }
 
 /* ---- mask -------------------------------------------------------------------------------------------------------------------------- */
@@ -405,23 +702,26 @@ static __global__ void settle_kernel(const struct sample_args p)
 static __global__ void __launch_bounds__(SCAN) mask_kernel(float *logits, int ld, int rows, int cols, const uint32_t *line, int words)
 {
 	const uint32_t *bits = line + (size_t)blockIdx.y * (words + 1);
-	uint32_t row = bits[words];
-	int end = min(cols, (int)(blockIdx.x + 1) * PIECE);
+	int end = min(cols, (int)(blockIdx.x + 1) * TD_SCRATCH_PIECE);
+	uint32_t row;
 
+	let_next_start();
+	after_previous();
+	row = bits[words];
 	if (row >= (uint32_t)rows)
 		return;
-	for (int i = blockIdx.x * PIECE + threadIdx.x; i < end; i += SCAN)
+	for (int i = blockIdx.x * TD_SCRATCH_PIECE + threadIdx.x; i < end; i += SCAN)
 		if (!(bits[i / 32] >> (i & 31) & 1))
 			logits[(size_t)row * ld + i] = -INFINITY;
 }
 
 /* ---- host -------------------------------------------------------------------------------------------------------------------------- */
 
-/* Checks and scratch memory; returns 0 when there is nothing to run. */
-static int prepare(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, int vocab,
-		   const struct td_sampling *sampling, const char *what)
+/* Checks, scratch memory and the scan; returns 0 when there is nothing more to run. */
+static int scan(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, int vocab, const struct td_sampling *sampling,
+		const char *what)
 {
-	size_t work, best;
+	size_t work, best, piece;
 	char *mem;
 
 	if (dev->error.code || b->n_seq == 0 || logits.rows == 0 || td__cuda_type(dev, logits, TD_F32, what))
@@ -433,20 +733,27 @@ static int prepare(struct td_dev *dev, struct sample_args *p, const struct td_ba
 			return 0;
 		}
 	p->seq = b->dev;
+	p->n_seq = b->n_seq;
 	p->logits = (const float *)logits.data;
 	p->ld = logits.ld;
 	p->vocab = vocab;
 	p->wide = logits.cols;
-	p->pieces = div_up(vocab, PIECE);
+	p->pieces = div_up(vocab, TD_SCRATCH_PIECE);
+	p->aligned = logits.ld % 4 == 0 && (uintptr_t)logits.data % 16 == 0;
 	p->sampling = sampling;
-	work = align256((size_t)logits.rows * vocab * sizeof(float));
+	p->counter = dev->counters;
+	p->work_row = (size_t)max(vocab * 4, p->pieces * TD_SCRATCH_LIST) + 15 & ~(size_t)15;
+	work = align256(p->work_row * logits.rows);
 	best = align256((size_t)logits.rows * p->pieces * sizeof(struct best));
-	mem = (char *)td__cuda_scratch(dev, work + best + (size_t)logits.rows * sizeof(struct decision));
+	piece = align256((size_t)logits.rows * p->pieces * sizeof(struct piece));
+	mem = (char *)td__cuda_scratch(dev, work + best + piece + (size_t)logits.rows * sizeof(struct decision));
 	if (!mem)
 		return 0;
-	p->work = (float *)mem;
+	p->work = mem;
 	p->best = (struct best *)(mem + work);
-	p->decision = (struct decision *)(mem + work + best);
+	p->piece = (struct piece *)(mem + work + best);
+	p->decision = (struct decision *)(mem + work + best + piece);
+	td__cuda_launch(dev, what, scan_kernel, dim3(p->pieces, logits.rows), SCAN, 0, *p);
 	return 1;
 }
 
@@ -454,19 +761,14 @@ void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_te
 		      const uint16_t *counts, struct td_draft *draft)
 {
 	struct sample_args p = {};
-	int rows = b->max_rows - 1;
 
 	p.propose = 1;
 	p.counts = (uint16_t *)counts;
 	p.proposal = draft;
-	if (!prepare(dev, &p, b, logits, vocab_real, sampling, "propose"))
+	if (!scan(dev, &p, b, logits, vocab_real, sampling, "propose"))
 		return;
-	if (rows > 0)
-		scan_kernel<<<dim3(p.pieces, rows, b->n_seq), SCAN, 0, dev->stream>>>(p);
-	propose_kernel<<<dim3(rows > 0 ? rows : 1, b->n_seq), CHOOSE, 0, dev->stream>>>(p);
-	if (rows > 0)
-		propose_in_turn_kernel<<<b->n_seq, CHOOSE, 0, dev->stream>>>(p);
-	td__cuda_launched(dev, "propose");
+	td__cuda_shared(dev, propose_kernel, sizeof(struct choose_shared));
+	td__cuda_launch(dev, "propose", propose_kernel, dim3(max(b->max_rows - 1, 1), b->n_seq), CHOOSE, sizeof(struct choose_shared), p);
 }
 
 void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
@@ -478,19 +780,16 @@ void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_ten
 	p.draft = draft;
 	p.anchor = anchor;
 	p.verdict = verdict;
-	if (!prepare(dev, &p, b, logits, vocab_real, sampling, "accept"))
+	if (!scan(dev, &p, b, logits, vocab_real, sampling, "accept"))
 		return;
-	scan_kernel<<<dim3(p.pieces, b->max_rows, b->n_seq), SCAN, 0, dev->stream>>>(p);
-	decide_kernel<<<dim3(b->max_rows, b->n_seq), CHOOSE, 0, dev->stream>>>(p);
-	settle_kernel<<<b->n_seq, 32, 0, dev->stream>>>(p);
-	td__cuda_launched(dev, "accept");
+	td__cuda_shared(dev, accept_kernel, sizeof(struct choose_shared));
+	td__cuda_launch(dev, "accept", accept_kernel, dim3(b->max_rows, b->n_seq), CHOOSE, sizeof(struct choose_shared), p);
 }
 
 void td__cuda_mask(struct td_dev *dev, struct td_tensor logits, const uint32_t *line, int n)
 {
 	if (dev->error.code || n < 1 || logits.rows == 0 || td__cuda_type(dev, logits, TD_F32, "mask"))
 		return;
-	mask_kernel<<<dim3(div_up(logits.cols, PIECE), n), SCAN, 0, dev->stream>>>((float *)logits.data, logits.ld, logits.rows, logits.cols, line,
-										   TD_MASK_WORDS(logits.cols));
-	td__cuda_launched(dev, "mask");
+	td__cuda_launch(dev, "mask", mask_kernel, dim3(div_up(logits.cols, TD_SCRATCH_PIECE), n), SCAN, 0, (float *)logits.data, logits.ld, logits.rows,
+			logits.cols, line, TD_MASK_WORDS(logits.cols));
 }

@@ -31,12 +31,14 @@ using std::min;
 #undef __host__
 #undef __constant__
 #undef __launch_bounds__
+#undef __noinline__
 #define __shared__ static
 #define __global__
 #define __device__
 #define __host__
 #define __constant__
 #define __launch_bounds__(...)
+#define __noinline__ __attribute__((noinline))
 
 namespace emu
 {
@@ -147,6 +149,22 @@ static inline unsigned __ballot_sync(unsigned, int yes)
 static inline int __any_sync(unsigned m, int yes)
 {
 	return __ballot_sync(m, yes) != 0;
+}
+
+static inline unsigned __reduce_max_sync(unsigned, unsigned v)
+{
+	unsigned out = 0;
+	emu::payload *p = emu::meet(&v, sizeof(v), NULL);
+
+	for (int i = 0; i < emu::WARP; i++) {
+		memcpy(&v, p[i], sizeof(v));
+		out = v > out ? v : out;
+	}
+	return out;
+}
+static inline unsigned __reduce_min_sync(unsigned m, unsigned v)
+{
+	return ~__reduce_max_sync(m, ~v);
 }
 
 /* One OS thread: what is atomic on a GPU is plain here. */
