@@ -242,40 +242,16 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 	}
 }
 
-/* Scores of 16 pairs with N * 8 keys from `key` on. */
-template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
-{
-#pragma unroll
-	for (int n = 0; n < N; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			s[n][i] = 0;
-#pragma unroll 4
-	for (int kk = 0; kk < D / 16; kk++) {
-		uint32_t a[4], b[4];
-
-		load_matrix(a, piece<D>(q_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
-#pragma unroll
-		for (int j = 0; j < N / 2; j++) {
-			load_matrix(b, piece<D>(k_sh, key + j * 16 + (lane >> 4) * 8 + (lane & 7), kk * 2 + (lane >> 3 & 1)));
-			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
-			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
-		}
-	}
-}
-
 /* o += P V for 16 pairs and N * 8 dims from piece `c0` on; l += the sums of P's rows. */
 template <int D, int N>
 static __device__ __forceinline__ void weigh(float o[N][4], float l[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
 {
-	const uint32_t ones = 0x3f803f80;
-
 #pragma unroll
 	for (int kk = 0; kk < TILE / 16; kk++) {
 		uint32_t a[4], b[4];
 
 		load_matrix(a, piece<TILE>(p_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
-		mma_bf16(l, a[0], a[1], a[2], a[3], ones, ones);
+		mma_bf16(l, a[0], a[1], a[2], a[3], BF16_ONES, BF16_ONES);
 #pragma unroll
 		for (int d = 0; d < N / 2; d++) {
 			load_matrix_transposed(b, piece<D>(v_sh, kk * 16 + (lane >> 3 & 1) * 8 + (lane & 7), c0 + d * 2 + (lane >> 4)));
@@ -418,7 +394,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS) span_
 	norm_weights<D>(p.w, p.w.q_norm, threadIdx.x & 31, weight);
 	after_previous();
 	let_next_start();
-	s = p.seq[item / p.groups];
+	s = part_of(p.seq[item / p.groups], p.part);
 	r1 = min(s.rows, r0 + p.rows_per_group);
 	for (int ra = r0, rb; ra < r1; ra = rb) {
 		struct feed f = {};
@@ -466,7 +442,7 @@ template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const 
 
 	after_previous();
 	let_next_start();
-	s = p.seq[item / p.groups];
+	s = part_of(p.seq[item / p.groups], p.part);
 	if (in_group >= p.rows_per_group || r >= s.rows)
 		return;
 	n = reach_of(p, s, r).n + p.draft;
@@ -522,7 +498,7 @@ template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const 
 template <int D, int MT> static void attend(struct td_dev *dev, struct attend_args p, const struct td_batch *b)
 {
 	int items = b->n_seq * p.groups, gqa = p.w.heads / p.w.kv_heads, turned = p.draft ? TD_BLOCK_MAX : p.rows_per_group;
-	int rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
+	int rows = p.rows < p.rows_per_group ? p.rows : p.rows_per_group;
 	size_t most = shared_bytes<D>(MT, 4, turned, p.w.rotary_dim), shared;
 	static int allowed; /* once per kernel */
 
@@ -542,7 +518,7 @@ template <int D, int MT> static void attend(struct td_dev *dev, struct attend_ar
 
 template <int D> static void attend_pairs(struct td_dev *dev, const struct attend_args &p, const struct td_batch *b)
 {
-	int rows = b->max_rows < p.rows_per_group ? b->max_rows : p.rows_per_group;
+	int rows = p.rows < p.rows_per_group ? p.rows : p.rows_per_group;
 
 	if (rows * (p.w.heads / p.w.kv_heads) <= 32)
 		attend<D, 2>(dev, p, b);
@@ -591,7 +567,8 @@ int td__attend_prepare(struct td_dev *dev, struct attend_args *p, const struct t
 	p->ldx = x.ld;
 	p->draft = draft;
 	p->rows_per_group = pairs / gqa;
-	p->groups = div_up(b->max_rows, p->rows_per_group);
+	p->rows = b->max_rows;
+	p->groups = div_up(p->rows, p->rows_per_group);
 	p->spans = draft ? SPANS_DRAFT + 1 : SPANS;
 	p->scale = 1.44269504f / sqrtf((float)dim);
 	return 1;
@@ -599,10 +576,21 @@ int td__attend_prepare(struct td_dev *dev, struct attend_args *p, const struct t
 
 void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch *b)
 {
-	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * ((size_t)p->w.head_dim * 4 + 8), step;
-	size_t items = (size_t)b->n_seq * p->groups;
+	size_t pairs = (size_t)p->w.kv_heads * PAIRS * p->spans, per_item = pairs * ((size_t)p->w.head_dim * 4 + 8), step, items;
 	char *mem;
 
+	if (p->part != ROWS_ALL) {
+		p->rows = 0;
+		for (int i = 0; i < b->n_seq; i++) {
+			struct td_seq s = part_of(b->seq[i], p->part);
+
+			p->rows = s.rows > p->rows ? s.rows : p->rows;
+		}
+		p->groups = div_up(p->rows, p->rows_per_group);
+	}
+	items = (size_t)b->n_seq * p->groups;
+	if (items == 0)
+		return;
 	step = td__cuda_scratch_size(dev) / per_item;
 	step = step < 1 ? 1 : step > items ? items : step;
 	p->step = (int)step;

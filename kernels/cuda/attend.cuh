@@ -14,6 +14,34 @@
 
 enum { TILE = TD_PAGE, PAIRS = TD_SCRATCH_PAIRS, SPANS = TD_SCRATCH_SPANS, SPANS_DRAFT = 16 /* and the block's own */ };
 
+static const uint32_t BF16_ONES = 0x3f803f80;
+
+/*
+ * Final rows that fill blocks of TD_CUDA_LARGE positions are the middle part of a sequence, all others come before or after: which kernel a row takes is a
+ * matter of its prompt alone (linear.cu). A batch without such blocks is one part.
+ */
+enum { ROWS_ALL, ROWS_BEFORE, ROWS_BLOCKS, ROWS_AFTER };
+static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int part)
+{
+	int from = (TD_CUDA_LARGE - s.pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, end;
+
+	if (part == ROWS_ALL)
+		return s;
+	if (!s.commit || s.rows < from + TD_CUDA_LARGE)
+		from = s.rows;
+	end = from + (s.rows - from) / TD_CUDA_LARGE * TD_CUDA_LARGE;
+	if (part == ROWS_BEFORE) {
+		s.rows = from;
+		return s;
+	}
+	if (part == ROWS_AFTER)
+		from = end;
+	s.row0 += from;
+	s.pos0 += from;
+	s.rows = part == ROWS_AFTER ? s.rows - end : end - from;
+	return s;
+}
+
 struct attend_args {
 	struct td_attn w;
 	struct td_kv kv;
@@ -27,7 +55,8 @@ struct attend_args {
 	int draft; /* the block's own keys are a span of their own; nothing is stored */
 	int from_rows; /* target: keys from pos0 on are made from x and stored by the blocks that need them; otherwise the cache has them already */
 	int k_col; /* column of x where the keys begin; values follow */
-	int rows_per_group, groups; /* of rows per sequence */
+	int part; /* which rows of each sequence */
+	int rows, rows_per_group, groups; /* of rows per sequence, at most */
 	int spans; /* of a work item, at most */
 	int item0, step; /* items at a time */
 	int slots; /* of the ring of tiles */
@@ -139,12 +168,36 @@ template <int D> static __device__ __forceinline__ bf16 *lane_at(bf16 *sh, int r
 	return piece<D>(sh, row, lane * (D / 32) / 8) + lane * (D / 32) % 8;
 }
 
+/* Scores of 16 pairs with N * 8 keys from `key` on. */
+template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
+{
+#pragma unroll
+	for (int n = 0; n < N; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			s[n][i] = 0;
+#pragma unroll 4
+	for (int kk = 0; kk < D / 16; kk++) {
+		uint32_t a[4], b[4];
+
+		load_matrix(a, piece<D>(q_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
+#pragma unroll
+		for (int j = 0; j < N / 2; j++) {
+			load_matrix(b, piece<D>(k_sh, key + j * 16 + (lane >> 4) * 8 + (lane & 7), kk * 2 + (lane >> 3 & 1)));
+			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
+			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+		}
+	}
+}
+
 /* attend.cu. Checks, and what is common to all; 0 after an error or with nothing to do. */
 int td__attend_prepare(struct td_dev *dev, struct attend_args *p, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b,
 		       struct td_tensor x, int cols, int draft, const char *what);
 /* Norm and rotary of k, then k and v to the cache. */
 void td__attend_append(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b);
-/* The spans and their sum. */
+/* The spans and their sum, for rows of p->part. */
 void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch *b);
+/* attend_prompt.cu: rows of whole blocks. */
+void td__attend_prompt(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * attention.cu: the target's attention: norm and rotary, append to the cache, attend, gate; and the drafter's context rows.
  *
- * The kernels are in attend.cu. With one group of rows a sequence (verify, decode) the blocks that attend make the new keys themselves; with more, the
+ * The kernels are in attend.cu, for whole blocks of a prompt in attend_prompt.cu. With one group of rows a sequence (verify, decode) the blocks that attend make the new keys themselves; with more, the
  * new keys are in the cache before anything attends. The bits are the same.
  */
 #include "kernels/cuda/attend.cuh"
@@ -18,9 +18,17 @@ void td__cuda_attention(struct td_dev *dev, const struct td_attn *w, const struc
 	p.out = (bf16 *)out.data;
 	p.ldo = out.ld;
 	p.k_col = q_cols;
-	p.from_rows = p.groups == 1;
+	for (int i = 0; i < b->n_seq; i++)
+		if (part_of(b->seq[i], ROWS_BLOCKS).rows)
+			p.part = ROWS_BEFORE;
+	p.from_rows = p.groups == 1 && p.part == ROWS_ALL;
 	if (!p.from_rows)
 		td__attend_append(dev, &p, b);
+	td__attend(dev, &p, b);
+	if (p.part == ROWS_ALL)
+		return;
+	td__attend_prompt(dev, &p, b);
+	p.part = ROWS_AFTER;
 	td__attend(dev, &p, b);
 }
 

@@ -178,10 +178,35 @@ static void target_cut(struct td_attn shape)
 	drop_all();
 }
 
+/* A prompt with whole blocks of 256 positions beside a verified block, against the CPU; then alone and cut between its blocks: the same bits. */
+static void target_blocks(const char *name, struct td_attn shape)
+{
+	enum { ROWS = 640, BESIDE = 7 };
+	struct td_seq seq[2] = {{.slot = 1, .rows = BESIDE, .pos0 = 70}, {.slot = 0, .row0 = BESIDE, .rows = ROWS, .commit = 1}};
+	struct td_seq a = {.slot = 2, .rows = 256, .commit = 1}, b = {.slot = 2, .rows = ROWS - 256, .pos0 = 256, .commit = 1};
+	struct layer l;
+	int wide = shape.heads * shape.head_dim, cols = columns(&shape, TARGET), ok;
+	float *x, *all, *part;
+
+	layer_make(&l, shape, ROWS, 1);
+	run(&l, "attention", name, TARGET, seq, 2);
+	compare_cache(&l, "attention", name);
+	x = random_values((size_t)(ROWS + BESIDE) * cols, 1);
+	all = step(&l, 1, TARGET, seq, 2, x, ROWS + BESIDE) + (size_t)BESIDE * wide;
+	x += (size_t)BESIDE * cols;
+	part = step(&l, 1, TARGET, &a, 1, x, a.rows);
+	ok = same_bits(part, all, (size_t)a.rows * wide);
+	part = step(&l, 1, TARGET, &b, 1, x + (size_t)a.rows * cols, b.rows);
+	ok &= same_bits(part, all + (size_t)a.rows * wide, (size_t)b.rows * wide);
+	verdict_bool("attention", "prompt of 640 in company = alone, cut at 256, bits", ok);
+	drop_all();
+}
+
 void check_attention(void)
 {
 	const struct td_attn big = {.heads = 16, .kv_heads = 4, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn tiny = {.heads = 4, .kv_heads = 1, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
+	const struct td_attn thin = {.heads = 2, .kv_heads = 1, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn odd = {.heads = 6, .kv_heads = 2, .head_dim = 128, .rotary_dim = 40, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn plain = {.heads = 5, .kv_heads = 5, .head_dim = 64, .rotary_dim = 64, .eps = 1e-6f};
 
@@ -192,10 +217,15 @@ void check_attention(void)
 	target_long("tiny", tiny, 2100);
 	target_long("tiny", tiny, 6330);
 	target_long("plain", plain, 4220);
+	target_blocks("tiny", tiny);
+	target_blocks("odd", odd);
+	target_blocks("plain", plain);
+	target_blocks("thin", thin); /* too few heads for wide blocks, but for the whole prompt on the emulated GPU */
 	if (small)
 		return;
 	target_life("4B: 16/4 of 256", big);
 	target_cut(big);
+	target_blocks("4B", big);
 	target_long("4B", big, 500);
 	target_long("4B", big, 2048);
 	if (!self)
