@@ -56,7 +56,8 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	b[TD_TB_MASKS] = shape(TD_I32, block, (size_t)TD_MASK_WORDS(c->vocab) + 1);
 	b[TD_TB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = rows, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,
 								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .context = s->context,
-								 .v_heads = c->v_heads, .v_dim = c->v_dim });
+								 .k_heads = c->k_heads, .v_heads = c->v_heads, .k_dim = c->k_dim,
+								 .v_dim = c->v_dim });
 }
 
 void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS])

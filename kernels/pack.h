@@ -31,23 +31,34 @@ static inline size_t td_pack_bytes_cuda(enum td_weight_kind kind, int out, int i
 	return tiles * chunks * (TD_PACK_TILE * TD_PACK_CHUNK / 2) + tiles * groups * TD_PACK_TILE * 2;
 }
 
+enum { TD_SCRATCH_CHUNK = 64 /* recurrent layers: tokens of a chunk */ };
+
+/* Recurrent layers, whole blocks of a prompt (gdn_chunk.cu): of each chunk q and k of a key head, W, U, the lower part of P and decays of a value head. */
+static inline size_t td_scratch_gdn(int rows, int k_heads, int v_heads, int k_dim, int v_dim)
+{
+	size_t row = TD_SCRATCH_CHUNK * 2, wide = ((size_t)v_dim + 15) / 16 * 16, k = (size_t)k_dim, lower = 10 * 512, decays = TD_SCRATCH_CHUNK * 2 * 4;
+
+	return ((size_t)rows / TD_SCRATCH_CHUNK + 1) * ((size_t)k_heads * 2 * k * row + (size_t)v_heads * ((k + wide) * row + lower + decays));
+}
+
 /* What an engine asks of the CUDA operations; a field that an engine has no use for is 0. */
 struct td_scratch_of {
 	int rows, logit_rows, vocab; /* rows of a step, rows that get logits */
 	int heads, kv_heads, head_dim, context;
-	int v_heads, v_dim; /* recurrent layers */
+	int k_heads, v_heads, k_dim, v_dim; /* recurrent layers */
 };
 
 enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */,
        TD_SCRATCH_OF_PIECE = 24, TD_SCRATCH_LIST = 2048 /* and bytes of what it leaves and of its list */ };
 
 /* The largest of: expanded weights or partial sums of a product; the partial results of one work item of attention (of more items when there is room);
- * outputs of the recurrent layers; processed logits or, in their place, the lists of their best. */
+ * outputs of the recurrent layers, or their chunks; processed logits or, in their place, the lists of their best. */
 static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
 {
 	size_t least = (size_t)64 << 20;
 	size_t attention = (size_t)o->kv_heads * TD_SCRATCH_PAIRS * TD_SCRATCH_SPANS * ((size_t)o->head_dim * 4 + 8);
-	size_t recurrent = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
+	size_t steps = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
+	size_t chunks = o->v_heads ? td_scratch_gdn(o->rows, o->k_heads, o->v_heads, o->k_dim, o->v_dim) : 0, recurrent = steps > chunks ? steps : chunks;
 	size_t pieces = (size_t)(o->vocab + TD_SCRATCH_PIECE - 1) / TD_SCRATCH_PIECE;
 	size_t row = (size_t)o->vocab * 4 > pieces * TD_SCRATCH_LIST ? (size_t)o->vocab * 4 : pieces * TD_SCRATCH_LIST;
 	size_t sampling = (size_t)o->logit_rows * (row + pieces * TD_SCRATCH_OF_PIECE + 256) + 1024, most = attention > recurrent ? attention : recurrent;

@@ -14,7 +14,7 @@
  * one dot product, two shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
  * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through.
  *
- * Replay, plain decoding, verification and prefill below a block of the chunked form are this one code, every sum in written-out order, so they agree
+ * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out order, so they agree
  * to the bit, wherever a prompt is cut.
  *
  * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring, so these are overwritten by the last of them to say that
@@ -350,20 +350,25 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 	return b->n_seq > 0;
 }
 
-/* One part of all sequences by the step form. */
-static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_batch *b)
+/* Rows of the longest sequence in this part, -1 when none has anything to do there. */
+static int longest(const struct td_batch *b, int part)
 {
-	dim3 grid(p.group * div_up(p.w.v_dim, COLS), p.w.k_heads, b->n_seq);
-	int rows = 0, any = 0;
+	int rows = -1;
 
 	for (int i = 0; i < b->n_seq; i++) {
-		struct td_seq s = part_of(b->seq[i], p.part);
+		struct td_seq s = part_of(b->seq[i], part);
 
-		any |= s.rows + s.replay;
-		rows = s.rows > rows ? s.rows : rows;
+		if (s.rows + s.replay > 0 && s.rows > rows)
+			rows = s.rows;
 	}
-	if (!any)
-		return;
+	return rows;
+}
+
+/* One part of all sequences by the step form. */
+static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_batch *b, int rows)
+{
+	dim3 grid(p.group * div_up(p.w.v_dim, COLS), p.w.k_heads, b->n_seq);
+
 	p.norm_here = rows <= TD_BLOCK_MAX;
 	if (p.w.k_dim == 128 && p.w.v_dim == 128)
 		td__cuda_launch(dev, "gdn", gdn_kernel<128, 128>, grid, THREADS, 0, p);
@@ -379,6 +384,7 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 		  struct td_tensor ba, struct td_tensor out)
 {
 	struct gdn_args p;
+	size_t bytes, chunk_bytes;
 
 	p.w = *w;
 	p.st = *st;
@@ -395,9 +401,17 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	p.counter = dev->counters;
 	if (!fits(dev, p, b, qkvz, ba, out))
 		return;
-	p.o = (float *)td__cuda_scratch(dev, (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float));
+	bytes = (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float);
+	chunk_bytes = longest(b, GDN_BLOCKS) > 0 ? td__cuda_gdn_chunk_bytes(dev, p, b->n_rows) : 0;
+	p.o = (float *)td__cuda_scratch(dev, bytes > chunk_bytes ? bytes : chunk_bytes);
 	if (!p.o)
 		return;
-	for (p.part = GDN_BEFORE; p.part <= GDN_AFTER; p.part++)
-		run_part(dev, p, b);
+	for (p.part = GDN_BEFORE; p.part <= GDN_AFTER; p.part++) {
+		int rows = longest(b, p.part);
+
+		if (p.part == GDN_BLOCKS && chunk_bytes)
+			td__cuda_gdn_chunk(dev, p, b, rows);
+		else if (rows >= 0)
+			run_part(dev, p, b, rows);
+	}
 }

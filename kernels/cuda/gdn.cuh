@@ -51,6 +51,10 @@ static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int par
 	return s;
 }
 
+/* gdn_chunk.cu: the middle parts. */
+size_t td__cuda_gdn_chunk_bytes(const struct td_dev *, const struct gdn_args &, int rows);
+void td__cuda_gdn_chunk(struct td_dev *, const struct gdn_args &, const struct td_batch *, int rows);
+
 /* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. No branches: loads of
  * several rows are to leave one behind the other. */
 static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &p, const struct td_seq &s, int i)

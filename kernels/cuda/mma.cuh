@@ -26,6 +26,22 @@ static __device__ __forceinline__ void mma_bf16_from(float d[4], uint32_t a0, ui
 	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
+/* c += A (16 x 16, half) * B (16 x 8, half), float32 sums */
+static __device__ __forceinline__ void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	    : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* Two values as halves in a word; what is too large becomes the largest half (65,504), never infinite. */
+static __device__ __forceinline__ uint32_t half_pair(float lo, float hi)
+{
+	uint32_t v;
+
+	asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+	return v;
+}
+
 /* a & b | c, in one instruction */
 static __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -20,6 +20,16 @@ static inline void emu_halves(uint32_t w, float *lo, float *hi)
 	*hi = __uint_as_float(w & 0xffff0000u);
 }
 
+static inline void emu_half_halves(uint32_t w, float *lo, float *hi)
+{
+	__half2_raw h = {(uint16_t)w, (uint16_t)(w >> 16)};
+	float2 f = __half22float2(h);
+
+	*lo = f.x;
+	*hi = f.y;
+}
+
+template <void (*TAKE)(uint32_t, float *, float *)>
 __attribute__((target_clones("avx2", "default"), optimize("O3"))) static void emu_mma_all(emu::payload *p)
 {
 	static float a[16][16], b[16][8], c[16][8];
@@ -29,9 +39,9 @@ __attribute__((target_clones("avx2", "default"), optimize("O3"))) static void em
 		int g = l / 4, t = l % 4;
 
 		for (int r = 0; r < 4; r++)
-			emu_halves(m->a[r], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1)], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1) + 1]);
+			TAKE(m->a[r], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1)], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1) + 1]);
 		for (int r = 0; r < 2; r++)
-			emu_halves(m->b[r], &b[2 * t + 8 * r][g], &b[2 * t + 8 * r + 1][g]);
+			TAKE(m->b[r], &b[2 * t + 8 * r][g], &b[2 * t + 8 * r + 1][g]);
 		for (int r = 0; r < 4; r++)
 			c[g + 8 * (r >> 1)][2 * t + (r & 1)] = m->c[r];
 	}
@@ -48,7 +58,7 @@ static inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 {
 	emu_mma m = {{a0, a1, a2, a3}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
 
-	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all)[emu::lane()])->c, sizeof(m.c));
+	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all<emu_halves>)[emu::lane()])->c, sizeof(m.c));
 }
 
 static inline void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const float c[4])
@@ -57,6 +67,20 @@ static inline void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t 
 
 	mma_bf16(sum, a0, a1, a2, a3, b0, b1);
 	memcpy(d, sum, sizeof(sum));
+}
+
+static inline void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	emu_mma m = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+
+	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all<emu_half_halves>)[emu::lane()])->c, sizeof(m.c));
+}
+static inline uint32_t half_pair(float lo, float hi)
+{
+	const float most = 65504;
+	__half2_raw h = __floats2half2_rn(max(-most, min(most, lo)), max(-most, min(most, hi)));
+
+	return h.x | (uint32_t)h.y << 16;
 }
 
 /* A kernel has ended when its launch returns. */
