@@ -14,8 +14,8 @@
  * one dot product, two shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
  * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through.
  *
- * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out order, so they agree
- * to the bit, wherever a prompt is cut.
+ * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
+ * order, so they agree to the bit, wherever a prompt is cut.
  *
  * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring, so these are overwritten by the last of them to say that
  * it has read them: that is early, beside the steps, and nobody waits for it.

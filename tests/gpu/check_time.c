@@ -165,7 +165,7 @@ static void gdn(int n_seq, int rows, int replay, int commit)
 		b->seq[i] = (struct td_seq){.slot = i, .rows = rows, .row0 = i * rows, .pos0 = 0, .replay = replay, .commit = commit};
 	make_batch(&dut, &b->batch, b->seq, n_seq);
 	snprintf(text, sizeof(text), "gdn, %d x %d rows%s, %d replayed", n_seq, rows, commit ? " final" : "", replay);
-	show(text, time_calls(call_gdn, b, 200),
+	show(text, time_calls(call_gdn, b, rows > 16 ? 50 : 200),
 	     rows > 16 ? 0 : n_seq * ((2.0 - (replay == 0 && !commit)) * HEADS * 128 * 128 * 4 + rows * (C + 2.0 * WIDE) * 2), 0);
 	drop_all();
 }
@@ -300,7 +300,10 @@ static void gdns(void)
 	gdn(1, 16, 5, 0);
 	gdn(4, 16, 5, 0);
 	gdn(16, 16, 5, 0);
+	gdn(1, 256, 0, 1);
 	gdn(1, 512, 0, 1);
+	gdn(1, 1024, 0, 1);
+	gdn(1, 2048, 0, 1);
 }
 
 static void attentions(void)
