@@ -145,7 +145,7 @@ $(B)/%.cu.o: %.cu | $(PB_H)
 	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
 $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcuda -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
+	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcublasLt -lcuda -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
 
 # ---- tests ---------------------------------------------------------------------------------------------------------------------------
 # A unit test may use every component but the mains; symbols are resolved from the archives, so it links only what it touches.

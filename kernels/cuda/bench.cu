@@ -7,6 +7,7 @@
  *
  * The roofs take memory and give it back; nothing of this runs while serving, but for assume under its lever.
  */
+#include <cublas_v2.h>
 #include <time.h>
 
 #include "kernels/assume.h"
@@ -79,6 +80,7 @@ static __global__ void __launch_bounds__(THREADS) read_kernel(const uint4 *p, si
 
 struct roof {
 	struct td_dev *dev;
+	cublasHandle_t blas; /* the whole library: the module's own products take cublasLt alone */
 	char *mem, *x, *y; /* weights, or what is read; rows in and out */
 	size_t bytes;
 	const struct td_linear *shape;
@@ -99,7 +101,7 @@ static void once_dense(struct roof *r)
 	for (int i = 0; i < r->n && !r->dev->error.code; i++) {
 		int in = r->shape[i].in, out = r->shape[i].out;
 
-		if (cublasGemmEx(r->dev->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, r->rows, in, &one, w, CUDA_R_16BF, in, r->x, CUDA_R_16BF, in, &zero, r->y,
+		if (cublasGemmEx(r->blas, CUBLAS_OP_T, CUBLAS_OP_N, out, r->rows, in, &one, w, CUDA_R_16BF, in, r->x, CUDA_R_16BF, in, &zero, r->y,
 				 CUDA_R_16BF, out, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) != CUBLAS_STATUS_SUCCESS)
 			td__cuda_fail(r->dev, TD_E_DEVICE, "GPU %d: cuBLAS can't multiply %d x %d with %d rows", r->dev->ordinal, out, in, r->rows);
 		w += align256((size_t)in * out * sizeof(bf16));
@@ -181,7 +183,11 @@ int td__cuda_roof_dense(struct td_dev *dev, const struct td_linear *shape, int n
 	r.mem = filled(dev, r.bytes, err);
 	r.x = r.mem ? filled(dev, in * rows * sizeof(bf16), err) : NULL;
 	r.y = r.x ? filled(dev, out * rows * sizeof(bf16), err) : NULL;
+	if (r.y && (cublasCreate(&r.blas) != CUBLAS_STATUS_SUCCESS || cublasSetStream(r.blas, dev->stream) != CUBLAS_STATUS_SUCCESS))
+		td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: cuBLAS can't be started; its memory may be taken by another program", dev->ordinal);
 	rc = r.y ? median(&r, once_dense, us, err) : TD_E_NOMEM;
+	if (r.blas)
+		cublasDestroy(r.blas);
 	td__cuda_free(dev, r.y);
 	td__cuda_free(dev, r.x);
 	td__cuda_free(dev, r.mem);

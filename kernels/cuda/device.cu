@@ -88,7 +88,6 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 {
 	struct cudaDeviceProp p;
 	struct td_dev *dev;
-	size_t space = 32 << 20;
 	int rc = find_device(opt, &p, err);
 
 	*out = NULL;
@@ -113,7 +112,6 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 	td__cuda_check(dev, cudaStreamCreateWithFlags(&dev->stream, cudaStreamNonBlocking), "making a stream");
 	td__cuda_check(dev, cudaMalloc(&dev->counters, TD_CUDA_COUNTERS * sizeof(unsigned)), "arrival counters");
 	td__cuda_check(dev, cudaMalloc(&dev->sum, sizeof(*dev->sum)), "checksum word");
-	td__cuda_check(dev, cudaMalloc(&dev->blas_space, space), "cuBLAS workspace");
 	if (!td__cuda_check(dev, cudaHostAlloc(&dev->fault, sizeof(*dev->fault), cudaHostAllocMapped), "fault word")) {
 		memset((void *)dev->fault, 0, sizeof(*dev->fault));
 		td__cuda_check(dev, cudaHostGetDevicePointer((void **)&dev->fault_dev, dev->fault, 0), "fault word");
@@ -122,8 +120,7 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 		td__cuda_check(dev, cudaMalloc(&dev->batch[i], (size_t)dev->batch_cap * sizeof(struct td_seq)), "batches");
 	if (!dev->error.code) {
 		td__cuda_check(dev, cudaMemsetAsync(dev->counters, 0, TD_CUDA_COUNTERS * sizeof(unsigned), dev->stream), "arrival counters");
-		if (cublasCreate(&dev->blas) != CUBLAS_STATUS_SUCCESS || cublasSetStream(dev->blas, dev->stream) != CUBLAS_STATUS_SUCCESS ||
-		    cublasSetWorkspace(dev->blas, dev->blas_space, space) != CUBLAS_STATUS_SUCCESS)
+		if (cublasLtCreate(&dev->blas) != CUBLAS_STATUS_SUCCESS)
 			td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: cuBLAS can't be started; its memory may be taken by another program", dev->ordinal);
 		td__cuda_scratch(dev, (size_t)64 << 20);
 	}
@@ -142,13 +139,13 @@ void td__cuda_close(struct td_dev *dev)
 		return;
 	if (dev->stream)
 		cudaStreamSynchronize(dev->stream);
+	td__cuda_dense_close(dev);
 	if (dev->blas)
-		cublasDestroy(dev->blas);
+		cublasLtDestroy(dev->blas);
 	for (int i = 0; i < dev->n_page; i++)
 		cudaHostUnregister(dev->page[i]);
 	for (int i = 0; i < TD_BATCHES; i++)
 		cudaFree(dev->batch[i]);
-	cudaFree(dev->blas_space);
 	cudaFree(dev->scratch);
 	cudaFree(dev->counters);
 	cudaFree(dev->sum);

@@ -10,7 +10,7 @@
 #ifndef TD_CUDA_INTERNAL_CUH
 #define TD_CUDA_INTERNAL_CUH
 
-#include <cublas_v2.h>
+#include <cublasLt.h>
 #include <cuda.h>
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
@@ -45,15 +45,15 @@ struct td_dev {
 	int overlap; /* a kernel may start before the one before it has ended */
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;
-	cublasHandle_t blas;
-	void *blas_space;
+	cublasLtHandle_t blas;
+	struct td_cuda_dense *dense; /* shapes met so far (linear_dense.cu) */
 	char *scratch, *lent; /* its own; the engines' */
 	size_t scratch_size, lent_size;
 	uint64_t allocations;
 	unsigned *counters; /* arrival counters of last-block reductions; zero between kernels */
 	struct td_seq *batch[TD_BATCHES];
 	int batch_next, batch_cap;
-	struct td_cuda_block *large; /* (batch_cap): rows of the batch set last that go to cuBLAS */
+	struct td_cuda_block *large; /* (batch_cap): rows of the batch set last that go to the dense products */
 	int n_large, batch_rows;
 	unsigned long long *sum; /* result of checksum */
 	struct td_error error;
@@ -190,6 +190,7 @@ void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
 /* a multiple of TD_CUDA_LARGE rows: blocks of prompts */
 void td__cuda_dense(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
+void td__cuda_dense_close(struct td_dev *);
 void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 
 void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct td_tensor);

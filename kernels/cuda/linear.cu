@@ -91,9 +91,15 @@ static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear
 	}
 }
 
+/* Do all rows begin at multiples of 16 bytes? */
+static int aligned16(struct td_tensor t)
+{
+	return (size_t)t.ld * td_dtype_size(t.dtype) % 16 == 0 && (uintptr_t)t.data % 16 == 0;
+}
+
 void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
-	int aligned = x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0, row = 0;
+	int aligned = aligned16(x), row = 0;
 
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "linear"))
 		return;
@@ -104,7 +110,7 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 			      y.rows, y.cols);
 		return;
 	}
-	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large && aligned && w->in % 8 == 0; i++) {
+	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large && aligned && aligned16(y) && w->in % 8 == 0; i++) {
 		const struct td_cuda_block *l = &dev->large[i];
 
 		small(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row), accumulate);

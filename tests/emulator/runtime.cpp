@@ -5,6 +5,7 @@
  * of 8 multiprocessors with the shared memory of an H200; EMULATOR_SMS, EMULATOR_SHARED (bytes of a block) and EMULATOR_MEMORY (MiB) make it another.
  */
 #include <cblas.h>
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda.h>
 #include <errno.h>
@@ -401,7 +402,137 @@ CUresult cuStreamWriteValue64(CUstream, CUdeviceptr at, cuuint64_t value, unsign
 	return CUDA_SUCCESS;
 }
 
-/* ---- cuBLAS ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- cuBLAS: cublasLt ------------------------------------------------------------------------------------------------------------------ */
+
+/*
+ * Algorithms that differ in their sums, as real ones may: STRAIGHT adds all columns in one order; SPLIT adds two halves; FICKLE does so for more than 256
+ * rows only, so a row's bits depend on its company. The library offers the wrong ones first; EMULATOR_BLAS=fickle: nothing else.
+ */
+enum algorithm { STRAIGHT, SPLIT, FICKLE };
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *h)
+{
+	*h = (cublasLtHandle_t)&blocks;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t)
+{
+	return "an error of the emulator";
+}
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t, cublasComputeType_t compute, cudaDataType_t scale)
+{
+	d->data[0] = CUBLAS_OP_N;
+	return compute == CUBLAS_COMPUTE_32F && scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const void *v, size_t)
+{
+	if (a != CUBLASLT_MATMUL_DESC_TRANSA)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	d->data[0] = *(const cublasOperation_t *)v;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t, cudaDataType type, uint64_t rows, uint64_t cols, int64_t ld)
+{
+	l->data[0] = type;
+	l->data[1] = rows;
+	l->data[2] = cols;
+	l->data[3] = (uint64_t)ld;
+	return ld >= (int64_t)rows && ld * (type == CUDA_R_32F ? 4 : 2) % 16 == 0 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t)
+{
+	memset(p, 0, sizeof(*p));
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t, const void *, size_t)
+{
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t, cublasLtMatrixLayout_t x, cublasLtMatrixLayout_t,
+					      cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int most, cublasLtMatmulHeuristicResult_t *found, int *n)
+{
+	const char *only = getenv("EMULATOR_BLAS");
+
+	memset(found, 0, sizeof(*found) * (size_t)most);
+	found[0].algo.data[0] = only || x->data[2] > 1024 ? FICKLE : SPLIT;
+	found[1].algo.data[0] = STRAIGHT;
+	*n = only || most < 2 ? 1 : 2;
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+static float *widen(const void *from, int rows, int cols, int ld)
+{
+	const __nv_bfloat16 *x = (const __nv_bfloat16 *)from;
+	float *out = (float *)malloc(sizeof(float) * (size_t)rows * (size_t)cols);
+
+	for (int r = 0; out && r < rows; r++)
+		for (int c = 0; c < cols; c++)
+			out[(size_t)r * cols + c] = __bfloat162float(x[(size_t)r * ld + c]);
+	return out;
+}
+
+/* y (n, m) = x (n, k) * w (m, k)', by blocks of 256 rows, as the host's own library may add in other orders for other numbers of rows */
+static void product(const float *x, const float *w, float *y, int n, int m, int k, int split)
+{
+	int first = split ? k / 2 : k;
+
+	for (int r = 0; r < n; r += 256, x += (size_t)256 * k, y += (size_t)256 * m) {
+		int rows = n - r < 256 ? n - r : 256;
+
+		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, m, first, 1, x, k, w, k, 0, y, m);
+		if (split)
+			cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, m, k - first, 1, x + first, k, w + first, k, 1, y, m);
+	}
+}
+
+/* The one form that the module uses: column-major y (m, n) = w (k, m)' * x (k, n), bf16 inputs. */
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t al, const void *b,
+			      cublasLtMatrixLayout_t bl, const void *beta, const void *, cublasLtMatrixLayout_t, void *c, cublasLtMatrixLayout_t cl,
+			      const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t)
+{
+	int k = (int)al->data[1], m = (int)al->data[2], n = (int)bl->data[2];
+	size_t ldc = (size_t)cl->data[3];
+	float *x, *w, *y, scale = *(const float *)beta;
+
+	if (d->data[0] != CUBLAS_OP_T || al->data[0] != CUDA_R_16BF || bl->data[0] != CUDA_R_16BF || *(const float *)alpha != 1.0f)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (bl->data[1] != (uint64_t)k || cl->data[1] != (uint64_t)m || cl->data[2] != (uint64_t)n)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	w = widen(a, m, k, (int)al->data[3]);
+	x = widen(b, n, k, (int)bl->data[3]);
+	y = (float *)malloc(sizeof(float) * (size_t)m * (size_t)n);
+	if (w && x && y) {
+		product(x, w, y, n, m, k, algo->data[0] == SPLIT || (algo->data[0] == FICKLE && n > 256));
+		for (int r = 0; r < n; r++)
+			for (int i = 0; i < m; i++) {
+				float v = y[(size_t)r * m + i];
+				size_t to = (size_t)r * ldc + i;
+
+				if (cl->data[0] == CUDA_R_32F)
+					((float *)c)[to] = v + (scale != 0 ? scale * ((float *)c)[to] : 0);
+				else
+					((__nv_bfloat16 *)c)[to] = __float2bfloat16(v + (scale != 0 ? scale * __bfloat162float(((__nv_bfloat16 *)c)[to]) : 0));
+			}
+	}
+	free(w);
+	free(x);
+	free(y);
+	return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- cuBLAS itself: only the roofs of `tandem bench` use it ------------------------------------------------------------------------------- */
 
 cublasStatus_t cublasCreate_v2(cublasHandle_t *h)
 {
@@ -424,23 +555,7 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *, size_t)
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-const char *cublasGetStatusString(cublasStatus_t)
-{
-	return "an error of the emulator";
-}
-
-static float *widen(const void *from, int rows, int cols, int ld)
-{
-	const __nv_bfloat16 *x = (const __nv_bfloat16 *)from;
-	float *out = (float *)malloc(sizeof(float) * (size_t)rows * (size_t)cols);
-
-	for (int r = 0; out && r < rows; r++)
-		for (int c = 0; c < cols; c++)
-			out[(size_t)r * cols + c] = __bfloat162float(x[(size_t)r * ld + c]);
-	return out;
-}
-
-/* The one form that the module uses: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs. */
+/* The one form of it: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs. */
 cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha, const void *a, cudaDataType at,
 			    int lda, const void *b, cudaDataType bt, int ldb, const void *beta, void *c, cudaDataType ct, int ldc, cublasComputeType_t, cublasGemmAlgo_t)
 {

@@ -127,6 +127,43 @@ static void company(const char *name, const struct td_linear *d)
 	verdict_bool("linear", shape, ok);
 }
 
+/* One long prompt, whole and in chunks of other numbers of blocks: a row's bits are the same in a call of any length, at any place of it. */
+static void chunks(const char *name, const struct td_linear *d, int f32)
+{
+	static const int chunk[] = {256, 512, 768, 1024, 1280, 2048};
+	enum { ALL = 2304 };
+	int in = d->in, out = d->out, n = small ? 4 : (int)(sizeof(chunk) / sizeof(chunk[0]));
+	struct td_tensor x = put_act(&dut, random_values((size_t)ALL * in, 1), ALL, in, in), y[2];
+	struct td_seq seq;
+	struct td_batch b;
+	char shape[96];
+
+	for (int accumulate = 0; accumulate < 2; accumulate++) {
+		float *whole = NULL, *y0 = random_values((size_t)ALL * out, 1);
+		int ok = 1;
+
+		for (int c = -1; c < n; c++) {
+			int rows = c < 0 ? ALL : chunk[c];
+			struct td_tensor *to = &y[c >= 0];
+
+			*to = f32 ? put_f32(&dut, y0, ALL, out, out) : put_act(&dut, y0, ALL, out, out);
+			for (int from = 0; from < ALL; from += rows) {
+				int m = ALL - from < rows ? ALL - from : rows;
+
+				seq = (struct td_seq){.rows = m, .pos0 = from, .commit = 1};
+				make_batch(&dut, &b, &seq, 1);
+				dut.ops->linear(dut.dev, td_rows(x, from, m), d, td_rows(*to, from, m), accumulate);
+			}
+			if (c < 0)
+				whole = get_values(&dut, *to);
+			else
+				ok &= same_bits(get_values(&dut, *to), whole, (size_t)ALL * out);
+		}
+		snprintf(shape, sizeof(shape), "%s %d x %d%s: one prompt in chunks, bits", name, out, in, accumulate ? ", accumulate" : "");
+		verdict_bool("linear", shape, ok);
+	}
+}
+
 static void map(const char *name, enum td_weight_kind kind, int out, int in, int group, int n_part, int f32, const int *rows)
 {
 	struct td_linear r, d;
@@ -137,6 +174,8 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 	invariance(name, &d, f32);
 	if (!f32)
 		company(name, &d);
+	if (!self && (size_t)in * out <= (size_t)64 << 20 && (!small || (out > 64 && in <= 256)))
+		chunks(name, &d, f32);
 	drop_all();
 }
 
