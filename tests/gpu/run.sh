@@ -43,6 +43,7 @@ one() { # name, seconds, pattern of the lines to show, command...
 sed -n 's/^under test: //p' "$out"
 one "operations against the CPU" 180 'lines, ' "$B/tests/ops_check"
 [ -z "${TIMES:-}" ] || one "times of the operations" 180 . "$B/tests/ops_check" --time
+[ -z "${TIMES:-}" ] || [ ! -e "$B/tests/dense_times" ] || one "what cuBLAS offers for prompts" 120 . "$B/tests/dense_times"
 
 reference=tests/data/reference_int4.json
 [ ! -e "$SHARED/reference/int4.json" ] || reference=$SHARED/reference/int4.json
