@@ -230,12 +230,29 @@ static void load(FILE *f, const json_t *s)
 	fputs("</table>\n", f);
 }
 
+static void summary(FILE *f, const json_t *s)
+{
+	const json_t *list = json_object_get(s, "figures"), *one;
+	size_t i;
+
+	fputs("<h2>Summary</h2>\n<table><tr><th>figure</th><th>measured</th><th>weights at the bandwidth measured</th></tr>\n", f);
+	json_array_foreach(list, i, one) {
+		fputs("<tr><td>", f);
+		text(f, td_bench_string(one, "figure"));
+		fprintf(f, "</td><td>%.3f %s</td><td>", N(one, "value"), td_bench_string(one, "unit"));
+		if (N(one, "floor") > 0)
+			fprintf(f, "%.3f %s", N(one, "floor"), td_bench_string(one, "unit"));
+		fputs("</td></tr>\n", f);
+	}
+	fputs("</table>\n", f);
+}
+
 int td_bench_html(const json_t *report, const char *path)
 {
 	static const struct {
 		const char *name;
 		void (*draw)(FILE *, const json_t *);
-	} suite[] = {{"ops", ops}, {"cycle", cycle}, {"latency", latency}, {"load", load}};
+	} suite[] = {{"ops", ops}, {"cycle", cycle}, {"latency", latency}, {"load", load}, {"summary", summary}};
 	FILE *f = fopen(path, "w");
 	const json_t *s;
 	size_t i, k;

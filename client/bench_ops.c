@@ -12,7 +12,7 @@
 
 #include "client/bench_suite.h"
 
-enum { PATH_BYTES = 4096, CONTEXT = 2048 };
+enum { PATH_BYTES = 4096, KEYS = 2048 };
 
 /* Built: beside us; installed: in lib/tandem. */
 static int find_worker(char path[PATH_BYTES + 40])
@@ -47,10 +47,10 @@ static void join_slice(const struct td_bench_daemon *d, uint32_t share)
 
 static void run_worker(const char *path, const struct td_bench_options *o, int out)
 {
-	char context[16], ms[16], threads[16];
-	char *argv[] = {(char *)path, (char *)"bench-ops", (char *)o->device, (char *)o->model, context, ms, threads, NULL};
+	char keys[16], ms[16], threads[16];
+	char *argv[] = {(char *)path, (char *)"bench-ops", (char *)o->device, (char *)o->model, (char *)(o->drafter ? o->drafter : "own"), keys, ms, threads, NULL};
 
-	snprintf(context, sizeof(context), "%u", o->context ? o->context : CONTEXT);
+	snprintf(keys, sizeof(keys), "%u", o->keys ? o->keys : o->context && o->context < KEYS ? o->context : KEYS);
 	snprintf(ms, sizeof(ms), "%u", o->milliseconds);
 	snprintf(threads, sizeof(threads), "%u", o->threads);
 	prctl(PR_SET_PDEATHSIG, SIGTERM);

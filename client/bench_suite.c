@@ -207,6 +207,7 @@ int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const 
 		rc = run(b, o, want, suites);
 	report = rc ? NULL : head(b, o);
 	if (report) {
+		json_array_append_new(suites, td_bench_summary(suites));
 		json_object_set(report, "suites", suites);
 		tell(b, o, report);
 	}

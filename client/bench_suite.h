@@ -5,6 +5,7 @@
  *   bench_ask_ids.c clients that ask prompts of ids one after the other, and what their clocks saw
  *   bench_ops.c     the suite ops: a worker's own measurement (tandem-target bench-ops), since this program links no kernel
  *   bench_serve.c   the suites cycle, latency and load, through a daemon's socket
+ *   bench_summary.c the few figures that the suites come down to
  *   bench_text.c    tables for people, from the JSON that the suites give
  *   bench_html.c    the same as a page of its own, drawn
  *
@@ -18,7 +19,7 @@
 struct td_bench_options {
 	struct td_list files;
 	const char *model, *drafter, *device, *html, *save;
-	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share;
+	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share, keys;
 	int json, lossless;
 };
 
@@ -56,6 +57,7 @@ int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const 
 
 double td_bench_number(const json_t *j, const char *key); /* 0 when not there */
 const char *td_bench_string(const json_t *j, const char *key); /* "" when not there */
+json_t *td_bench_summary(const json_t *suites); /* what the suites come down to, as one more of them */
 void td_bench_text(const json_t *report);
 int td_bench_html(const json_t *report, const char *path); /* 0, or -1 after telling why */
 

@@ -14,9 +14,9 @@ static void ops(const json_t *s)
 
 	printf("ops: %s, model %s, %d keys; roofs measured here: %.1f GB/s, %.1f GFLOP/s\n", td_bench_string(s, "device"), td_bench_string(s, "model"),
 	       (int)N(s, "context"), N(s, "roof_gb_per_s"), N(s, "roof_gflop_per_s"));
-	printf("  %-14s %5s  %-38s %11s %9s %9s  %s\n", "operation", "rows", "shape", "us", "GB/s", "GFLOP/s", "of the roof");
+	printf("  %-17s %5s  %-38s %11s %9s %9s  %s\n", "operation", "rows", "shape", "us", "GB/s", "GFLOP/s", "of the roof");
 	json_array_foreach(json_object_get(s, "ops"), i, o)
-		printf("  %-14s %5d  %-38s %11.1f %9.2f %9.1f  %3.0f %% (%s%s)\n", td_bench_string(o, "name"), (int)N(o, "rows"), td_bench_string(o, "shape"), N(o, "us"),
+		printf("  %-17s %5d  %-38s %11.1f %9.2f %9.1f  %3.0f %% (%s%s)\n", td_bench_string(o, "name"), (int)N(o, "rows"), td_bench_string(o, "shape"), N(o, "us"),
 		       N(o, "gb_per_s"), N(o, "gflop_per_s"), 100 * N(o, "roof_share"), td_bench_string(o, "bound"),
 		       json_is_true(json_object_get(o, "from_memory")) ? "" : ", perhaps cached");
 	printf("\n");
@@ -111,12 +111,27 @@ static void load(const json_t *s)
 	printf("\n");
 }
 
+static void summary(const json_t *s)
+{
+	const json_t *list = json_object_get(s, "figures"), *f;
+	size_t i;
+
+	if (json_array_size(list))
+		printf("summary; in brackets what streaming the weights once takes at the bandwidth measured here\n");
+	json_array_foreach(list, i, f) {
+		printf("  %-52s %10.3f %s", td_bench_string(f, "figure"), N(f, "value"), td_bench_string(f, "unit"));
+		if (N(f, "floor") > 0)
+			printf("  (%.3f)", N(f, "floor"));
+		printf("\n");
+	}
+}
+
 void td_bench_text(const json_t *report)
 {
 	static const struct {
 		const char *name;
 		void (*say)(const json_t *);
-	} suite[] = {{"ops", ops}, {"cycle", cycle}, {"latency", latency}, {"load", load}};
+	} suite[] = {{"ops", ops}, {"cycle", cycle}, {"latency", latency}, {"load", load}, {"summary", summary}};
 	const json_t *s;
 	size_t i, k;
 

@@ -293,6 +293,7 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_COUNT, "requests", 0, "N", "load: answers for each client (default: 4)", &o.requests, 0, NULL, 0},
 		{TD_OPT_COUNT, "max-clients", 0, "N", "load: stop at so many (default: 16)", &o.max_clients, 0, NULL, 0},
 		{TD_OPT_COUNT, "ms", 0, "N", "ops: milliseconds for each (default: 50)", &o.milliseconds, 0, NULL, 0},
+		{TD_OPT_COUNT, "keys", 0, "N", "ops: that attention sees (default: 2048, or --context where that is less)", &o.keys, 0, NULL, 0},
 		{TD_OPT_COUNT, "threads", 0, "N", "ops: of the CPU (default: all)", &o.threads, 0, NULL, 0},
 		{TD_OPT_COUNT, "sm-share", 0, "N", "all on N percent of a GPU's multiprocessors (needs MPS)", &o.share, 0, NULL, 0},
 		{TD_OPT_TEXT, "save", 0, "FILE", "write the JSON object there, beside whatever is printed", &o.save, 0, NULL, 0},
@@ -301,7 +302,7 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},
 		{TD_OPT_TEXT, "drafter", 0, "DIR", "with this drafter (default: none)", &o.drafter, 0, NULL, 0},
 		{TD_OPT_TEXT, "device", 0, "NAME", "on auto (default), cpu or cuda", &o.device, 0, NULL, 0},
-		{TD_OPT_COUNT, "context", 0, "N", "its engine.context; of ops the number of keys (default: 2048)", &o.context, 0, NULL, 0},
+		{TD_OPT_COUNT, "context", 0, "N", "its engine.context (default: the daemon's choice)", &o.context, 0, NULL, 0},
 		{TD_OPT_END},
 	};
 	const struct td_option *tables[] = {own, common, NULL};

@@ -5,7 +5,8 @@
 #ifndef TD_TARGET_BENCH_H
 #define TD_TARGET_BENCH_H
 
-/* argv: "bench-ops" DEVICE MODEL CONTEXT MILLISECONDS THREADS; MODEL is a folder or a synthetic name, of which only the configuration is read. */
+/* argv: "bench-ops" DEVICE MODEL DRAFTER CONTEXT MILLISECONDS THREADS. MODEL and DRAFTER are folders or synthetic names, of which only the configuration is
+ * read; DRAFTER may be "none", or "own": a synthetic model's. */
 int td_target_bench(int argc, char **argv);
 
 #endif

@@ -36,7 +36,7 @@ done
 # ---- operations: every kind, each with a positive time, a share and a roof
 code 0 bench ops $MODEL --ms 2 --threads 1 --html "$T/ops.html"
 for text in "roofs measured here" "roof: copy" "roof: product" "qkvz  *16" "gate and up  *256" "head  *1 " "delta rule  *256" "attention  *16" "swiglu" "accept  *16" \
-	"propose  *15"; do
+	"propose  *15" "draft attention  *16" "draft fc  *6 "; do
 	shows "$text"
 done
 code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --context 256 --json
@@ -47,6 +47,9 @@ code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 25
 	--save "$T/saved.json"
 shows "ANSWERS ARE MEANINGLESS"
 shows "mean of the ratios at length 5.0"
+for text in "whole cycle" "plain decoding, a step" "per token at length 5" "mean of the latency ratios at length 6.0"; do
+	shows "  $text.* [0-9.]* [a-zx]"
+done
 for length in 3.3 5.0 6.0; do
 	awk -v want=$length '$2 == "length" && $3 == want "," { n++; got = $9 } END { exit !(n == 1 && got > 0.93 * want && got < 1.03 * want) }' "$OUT" ||
 		fail "not answered at a length of $length: $(grep "assumed length" "$OUT")"
