@@ -64,7 +64,8 @@ static void of_latency(json_t *list, const json_t *s, double floor_us)
 	snprintf(name, sizeof(name), "plain decoding, a step, prompt of %d", (int)N(c, "prompt"));
 	add(list, name, N(json_object_get(c, "plain"), "cycle_ms"), "ms", floor_us / 1e3);
 	add(list, "BF16 plain decoding, a step", N(json_object_get(c, "bf16"), "cycle_ms"), "ms", 0);
-	add(list, "per token at length 5, times BF16 or plain", N(entry(json_object_get(c, against), "acceptance_length", at, 0), "ratio_per_token"), "x", 0);
+	snprintf(name, sizeof(name), "per token at length 5, times plain%s decoding", json_object_get(c, "bf16") ? " BF16" : "");
+	add(list, name, N(entry(json_object_get(c, against), "acceptance_length", at, 0), "ratio_per_token"), "x", 0);
 	c = entry(cases, "prompt", LONG_PROMPT, 0);
 	add(list, "prefill of 8192", N(json_object_get(c, "plain"), "prefill_ms"), "ms", 0);
 	json_array_foreach(means, i, m) {
