@@ -34,14 +34,12 @@ enum {
 	LOCAL_WARPS = LOCAL_THREADS / 32,
 	TURN = N / LOCAL_WARPS, /* tokens of a warp */
 	PAD = 8, /* halves after a row in shared memory: the 8 rows of a matrix load then lie in different banks */
+	HALF = N / 2,
 	A_LD = N + 4,
-	T_LD = N + PAD,
-	HEAD_BYTES = 2 * N * T_LD * 2, /* of A (float32), later twice T (half) */
 	P_UNITS = 10, /* 16 x 16 blocks on and below the diagonal */
 	NORM_ROWS = 4, /* of a warp */
 	NORM_WARPS = 8,
 };
-static_assert(HEAD_BYTES >= N * A_LD * 4, "A fits");
 static_assert(TD_CUDA_LARGE % N == 0, "a run is whole chunks");
 
 struct chunk_args {
@@ -78,8 +76,14 @@ static __device__ __forceinline__ const __half *right(const __half *x, int ld, i
 	return x + (row + (lane & 7) + (lane >> 4) * 8) * ld + col + ((lane >> 3) & 1) * 8;
 }
 
-/* Gates of one value head by a warp, two tokens a lane; sum[i] = G_i. */
-static __device__ void gates(const struct chunk_args &c, const struct td_seq &s, int t0, int head, size_t at, float *sum, float *beta)
+/* Of a value head in shared memory: 2-based G, beta, exp(G) in halves. */
+struct gates {
+	float sum[N], beta[N];
+	uint32_t since[N / 2];
+};
+
+/* Gates of one value head by a warp, two tokens a lane. */
+static __device__ void make_gates(const struct chunk_args &c, const struct td_seq &s, int t0, int head, size_t at, struct gates *to)
 {
 	const struct gdn_args &p = c.g;
 	int lane = threadIdx.x & 31;
@@ -89,7 +93,7 @@ static __device__ void gates(const struct chunk_args &c, const struct td_seq &s,
 	for (int i = 0; i < 2; i++) {
 		float u = token_ba(p, s, t0 + 2 * lane + i, p.w.v_heads + head) + p.w.dt_bias[head];
 
-		beta[2 * lane + i] = sigmoid(token_ba(p, s, t0 + 2 * lane + i, head));
+		to->beta[2 * lane + i] = sigmoid(token_ba(p, s, t0 + 2 * lane + i, head));
 		g[i] = -expf(p.w.a_log[head]) * (u > 20.0f ? u : log1pf(expf(u)));
 	}
 	total = g[0] + g[1];
@@ -104,10 +108,19 @@ static __device__ void gates(const struct chunk_args &c, const struct td_seq &s,
 	g[1] = total;
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		sum[2 * lane + i] = g[i];
-		c.decay[at * 2 * N + 2 * lane + i] = expf(g[i]);
+		to->sum[2 * lane + i] = g[i] * 1.44269504f;
 		c.decay[at * 2 * N + N + 2 * lane + i] = expf(last - g[i]);
+		g[i] = c.decay[at * 2 * N + 2 * lane + i] = expf(g[i]);
 	}
+	to->since[lane] = half_pair(g[0], g[1]);
+}
+
+/* As conv, but to be rounded to a half. */
+static __device__ __forceinline__ float tap(float4 w, float a, float b, float c, float d)
+{
+	float v = fmaf(w.w, d, fmaf(w.z, c, fmaf(w.y, b, w.x * a)));
+
+	return v * fast_inverse(1.0f + fast_exp2(v * -1.44269504f));
 }
 
 /* q and k of this warp's tokens: convolution, silu, norm. */
@@ -139,8 +152,8 @@ static __device__ void conv_keys(const struct gdn_args &p, const struct td_seq &
 
 #pragma unroll
 		for (int j = 0; j < C; j++) {
-			a[j] = conv(wq[j], element(q[i], j), element(q[i + 1], j), element(q[i + 2], j), element(q[i + 3], j));
-			b[j] = conv(wk[j], element(k[i], j), element(k[i + 1], j), element(k[i + 2], j), element(k[i + 3], j));
+			a[j] = tap(wq[j], element(q[i], j), element(q[i + 1], j), element(q[i + 2], j), element(q[i + 3], j));
+			b[j] = tap(wk[j], element(k[i], j), element(k[i + 1], j), element(k[i + 2], j), element(k[i + 3], j));
 			qq += a[j] * a[j];
 			kk += b[j] * b[j];
 		}
@@ -181,7 +194,7 @@ static __device__ void conv_values(const struct gdn_args &p, const struct td_seq
 
 #pragma unroll
 		for (int j = 0; j < C; j++)
-			a[j] = conv(w[j], element(v[i], j), element(v[i + 1], j), element(v[i + 2], j), element(v[i + 3], j));
+			a[j] = tap(w[j], element(v[i], j), element(v[i + 1], j), element(v[i + 2], j), element(v[i + 3], j));
 		to[0] = half_pair(a[0], a[1]);
 		to[1] = half_pair(a[2], a[3]);
 	}
@@ -204,19 +217,19 @@ template <int KD> static __device__ __forceinline__ void similar(const __half *x
 	}
 }
 
-/* Such a block of A to shared memory, or (beta NULL) of P to scratch memory. */
-static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, const float *sum, const float *beta, float *a_sh, uint4 *p_gl)
+/* Such a block of A to shared memory, or (a_sh NULL) of P to scratch memory. */
+static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, const struct gates *of, float *a_sh, uint4 *p_gl)
 {
-	int lane = threadIdx.x & 31, row = i * 16 + (lane >> 2), col = j * 16 + (lane & 3) * 2;
+	int lane = threadIdx.x & 31, row = i * 16 + (lane >> 2), col = j * 16 + (lane & 3) * 2, from = a_sh != NULL;
 	float v[2][4];
 
 #pragma unroll
 	for (int n = 0; n < 8; n++) {
 		int y = row + (n & 2) * 4, x = col + (n >> 2) * 8 + (n & 1);
 
-		v[n >> 2][n & 3] = x <= y - (beta != NULL) ? r[n >> 2][n & 3] * expf(sum[y] - sum[x]) * (beta ? beta[y] : 1.0f) : 0.0f;
+		v[n >> 2][n & 3] = x <= y - from ? r[n >> 2][n & 3] * fast_exp2(of->sum[y] - of->sum[x]) * (a_sh ? of->beta[y] : 1.0f) : 0.0f;
 	}
-	if (beta) {
+	if (a_sh) {
 #pragma unroll
 		for (int n = 0; n < 4; n++)
 			*(float2 *)(a_sh + (row + (n & 1) * 8) * A_LD + col + (n >> 1) * 8) =
@@ -227,18 +240,38 @@ static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, 
 	}
 }
 
-/* Column `col` of T by forward substitution, rows FROM on: col >= FROM, so what stands above is 0. Everything is unrolled: t lives in registers. */
-template <int FROM> static __device__ __forceinline__ void solve(const float *a_sh, int col, float t[N])
+/*
+ * T = (I + A)^-1 of a value head in shared memory, by halves: T11 and T22 are inverses of their own, T21 = -T22 A21 T11. First all is A, in float32; T11
+ * and T22 replace A11 and A22, for T21 to be made of; what the products read is T diag(beta) in halves, T11 and T22 side by side where A12 would be.
+ */
+struct inverse {
+	float a[N * A_LD];
+	__half t21[HALF * (HALF + PAD)];
+};
+enum { T_LD = 2 * A_LD };
+
+/* The 16 x 16 block (i, j) of T diag(beta), and the length of its rows. */
+static __device__ __forceinline__ const __half *block_of_t(const struct inverse *x, int i, int j, int *ld)
 {
-#pragma unroll
-	for (int i = 0; i < FROM; i++)
-		t[i] = 0;
-#pragma unroll
-	for (int i = FROM; i < N; i++) {
-		float r[4] = {i == col ? 1.0f : 0.0f, 0, 0, 0};
+	*ld = i >= 2 && j < 2 ? HALF + PAD : T_LD;
+	if (i >= 2 && j < 2)
+		return x->t21 + (i - 2) * 16 * (HALF + PAD) + j * 16;
+	return (const __half *)x->a + i % 2 * 16 * T_LD + N + j * 16;
+}
+
+/* T11 (which 0) or T22 by a warp, a column a lane, by forward substitution. All is unrolled: the column lives in registers. */
+static __device__ __forceinline__ void solve(struct inverse *x, const float *beta, int which)
+{
+	int lane = threadIdx.x & 31;
+	float *a_sh = x->a + which * HALF * (A_LD + 1), t[HALF], b = beta[which * HALF + lane];
+	__half *to = (__half *)x->a + N + which * HALF + lane;
 
 #pragma unroll
-		for (int j = FROM; j < i; j += 4) {
+	for (int i = 0; i < HALF; i++) {
+		float r[4] = {i == lane ? 1.0f : 0.0f, 0, 0, 0};
+
+#pragma unroll
+		for (int j = 0; j < i; j += 4) {
 			float4 a = *(const float4 *)(a_sh + i * A_LD + j);
 
 			r[0] -= a.x * t[j];
@@ -251,11 +284,84 @@ template <int FROM> static __device__ __forceinline__ void solve(const float *a_
 		}
 		t[i] = (r[0] + r[1]) + (r[2] + r[3]);
 	}
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < HALF; i++) {
+		a_sh[i * A_LD + lane] = t[i];
+		to[i * T_LD] = __float2half(t[i] * b);
+	}
+}
+
+/* Two float32 as halves and what these leave over. */
+static __device__ __forceinline__ void split(float x, float y, uint32_t *high, uint32_t *low)
+{
+	float2 v;
+
+	*high = half_pair(x, y);
+	v = __half22float2(*(const __half2 *)high);
+	*low = half_pair(x - v.x, y - v.y);
+}
+
+/* r += x b for operands in two halves each; b is two neighbours of a row each at `from` and 8 further. */
+static __device__ __forceinline__ void mma_split(float r[4], const uint32_t high[4], const uint32_t low[4], const float *from)
+{
+	float2 x = *(const float2 *)from, y = *(const float2 *)(from + 8);
+	uint32_t h[2], l[2];
+
+	split(x.x, x.y, &h[0], &l[0]);
+	split(y.x, y.y, &h[1], &l[1]);
+	mma_half(r, high, h[0], h[1]);
+	mma_half(r, high, l[0], l[1]);
+	mma_half(r, low, h[0], h[1]);
+}
+
+/* Columns 16 m .. 16 m + 15 of T21, as their transpose: -((T11^T A21^T) T22^T). */
+static __device__ __forceinline__ void solve_below(struct inverse *x, const float *beta, int m)
+{
+	int lane = threadIdx.x & 31, g = lane >> 2, t = lane & 3, col = m * 16 + g;
+	float r[HALF / 8][4] = {}, y[HALF / 8][4] = {}, b[2] = {-beta[col], -beta[col + 8]};
+
+#pragma unroll
+	for (int k = 0; k < HALF; k += 16) {
+		uint32_t high[4], low[4];
+
+#pragma unroll
+		for (int n = 0; n < 4; n++) {
+			const float *from = x->a + (k + (n >> 1) * 8 + 2 * t) * A_LD + col + (n & 1) * 8;
+
+			split(from[0], from[A_LD], &high[n], &low[n]);
+		}
+#pragma unroll
+		for (int n = 0; n < HALF / 8; n++)
+			mma_split(r[n], high, low, x->a + (HALF + n * 8 + g) * A_LD + k + 2 * t);
+	}
+#pragma unroll
+	for (int k = 0; k < HALF; k += 16) {
+		uint32_t high[4], low[4];
+
+#pragma unroll
+		for (int n = 0; n < 4; n++)
+			split(r[k / 8 + (n >> 1)][(n & 1) * 2], r[k / 8 + (n >> 1)][(n & 1) * 2 + 1], &high[n], &low[n]);
+#pragma unroll
+		for (int n = 0; n < HALF / 8; n++)
+			mma_split(y[n], high, low, x->a + (HALF + n * 8 + g) * A_LD + HALF + k + 2 * t);
+	}
+#pragma unroll
+	for (int n = 0; n < HALF / 8; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			x->t21[(n * 8 + 2 * t + (i & 1)) * (HALF + PAD) + col + (i >> 1) * 8] = __float2half(y[n][i] * b[i >> 1]);
 }
 
 /* W = T (beta exp(G) K) for 16 dims; k[j] are the fragments of 16 tokens of K. */
-static __device__ __forceinline__ void make_w(const __half *t_sh, const uint32_t k[4][4], uint4 *w_gl)
+static __device__ __forceinline__ void make_w(const struct inverse *x, const struct gates *of, const uint32_t k[4][4], uint4 *w_gl)
 {
+	int lane = threadIdx.x & 31;
+	uint32_t e[4][4];
+
+#pragma unroll
+	for (int n = 0; n < 16; n++)
+		e[n >> 2][n & 3] = half_times(k[n >> 2][n & 3], of->since[(n >> 2) * 8 + (n & 1) * 4 + (lane & 3)]);
 #pragma unroll
 	for (int i = 0; i < 4; i++) {
 		float r[2][4] = {};
@@ -263,18 +369,20 @@ static __device__ __forceinline__ void make_w(const __half *t_sh, const uint32_t
 #pragma unroll
 		for (int j = 0; j <= i; j++) {
 			uint32_t a[4];
+			int ld;
+			const __half *t = block_of_t(x, i, j, &ld);
 
-			load_matrix(a, down(t_sh, T_LD, i * 16, j * 16));
-			mma_half(r[0], a, k[j][0], k[j][1]);
-			mma_half(r[1], a, k[j][2], k[j][3]);
+			load_matrix(a, down(t, ld, 0, 0));
+			mma_half(r[0], a, e[j][0], e[j][1]);
+			mma_half(r[1], a, e[j][2], e[j][3]);
 		}
-		w_gl[i * 32 + (threadIdx.x & 31)] =
+		w_gl[i * 32 + lane] =
 			make_uint4(half_pair(r[0][0], r[0][1]), half_pair(r[1][0], r[1][1]), half_pair(r[0][2], r[0][3]), half_pair(r[1][2], r[1][3]));
 	}
 }
 
 /* U^T = (beta V)^T T^T for 16 columns of V. */
-static __device__ __forceinline__ void make_u(const __half *t_sh, const __half *v_sh, int ld, int group, uint4 *u_gl)
+static __device__ __forceinline__ void make_u(const struct inverse *x, const __half *v_sh, int ld, int group, uint4 *u_gl)
 {
 	uint32_t v[4][4];
 
@@ -288,8 +396,10 @@ static __device__ __forceinline__ void make_u(const __half *t_sh, const __half *
 #pragma unroll
 		for (int j = 0; j <= i; j++) {
 			uint32_t b[4];
+			int ld_t;
+			const __half *t = block_of_t(x, i, j, &ld_t);
 
-			load_matrix(b, right(t_sh, T_LD, i * 16, j * 16));
+			load_matrix(b, right(t, ld_t, 0, 0));
 			mma_half(r[0], v[j], b[0], b[1]);
 			mma_half(r[1], v[j], b[2], b[3]);
 		}
@@ -298,29 +408,25 @@ static __device__ __forceinline__ void make_u(const __half *t_sh, const __half *
 	}
 }
 
-/* Shared memory of a block of `local`: q, k (N, KD + PAD); v (together, N, groups * 16 + PAD); A or T (together); G, beta (heads of a key head, N). */
-static inline __host__ __device__ int local_head_bytes(int groups)
-{
-	return N * (groups * 16 + PAD) * 2 + HEAD_BYTES;
-}
+/* Shared memory of a block of `local`: inverses (together), gates (value heads of a key head), q and k (N, KD + PAD), v (together, N, groups * 16 + PAD) */
 static size_t local_bytes(const struct chunk_args &c)
 {
-	return (size_t)2 * N * (c.g.w.k_dim + PAD) * 2 + (size_t)c.together * local_head_bytes(c.groups) +
-	       (size_t)c.g.w.v_heads / c.g.w.k_heads * 2 * N * 4;
+	return c.together * (sizeof(struct inverse) + (size_t)N * (c.groups * 16 + PAD) * 2) +
+	       (size_t)c.g.w.v_heads / c.g.w.k_heads * sizeof(struct gates) + (size_t)2 * N * (c.g.w.k_dim + PAD) * 2;
 }
 
 /* grid (chunks of a run, k_heads, sequences) */
 template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) local_kernel(const struct chunk_args c)
 {
-	extern __shared__ __align__(16) __half local_sh[];
+	extern __shared__ __align__(16) char local_sh[];
 	struct td_seq s;
 	const struct gdn_args &p = c.g;
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, t0 = blockIdx.x * N, k_head = blockIdx.y, group = p.w.v_heads / p.w.k_heads;
 	int v_ld = c.groups * 16 + PAD;
-	__half *q_sh = local_sh, *k_sh = q_sh + N * (KD + PAD), *v_sh = k_sh + N * (KD + PAD);
-	char *a_sh = (char *)(v_sh + c.together * N * v_ld);
-	float *sum = (float *)(a_sh + c.together * HEAD_BYTES), *beta = sum + group * N;
-	size_t chunk;
+	struct inverse *inverse = (struct inverse *)local_sh;
+	struct gates *gates = (struct gates *)(inverse + c.together);
+	__half *q_sh = (__half *)(gates + group), *k_sh = q_sh + N * (KD + PAD), *v_sh = k_sh + N * (KD + PAD);
+	size_t chunk, key;
 
 	let_next_start();
 	after_previous();
@@ -328,16 +434,16 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 	if (t0 >= s.rows)
 		return;
 	chunk = (size_t)(s.row0 + t0) / N;
+	key = chunk * p.w.k_heads + k_head;
 	for (int h = warp; h < group; h += LOCAL_WARPS)
-		gates(c, s, t0, k_head * group + h, chunk * p.w.v_heads + k_head * group + h, sum + h * N, beta + h * N);
+		make_gates(c, s, t0, k_head * group + h, key * group + h, gates + h);
 	conv_keys<KD>(p, s, t0, k_head, q_sh, k_sh);
 	for (int h0 = 0; h0 < group; h0 += c.together) {
-		int heads = min(group - h0, c.together), v_head = k_head * group + h0;
-		size_t at = chunk * p.w.v_heads + v_head;
-		float t[N];
+		int heads = min(group - h0, c.together);
+		size_t at = key * group + h0;
 
 		for (int h = 0; h < heads; h++)
-			conv_values(p, s, t0, v_head + h, v_sh + h * N * v_ld, v_ld);
+			conv_values(p, s, t0, k_head * group + h0 + h, v_sh + h * N * v_ld, v_ld);
 		__syncthreads();
 		for (int b = warp; b < 2 * P_UNITS; b += LOCAL_WARPS) {
 			int n = b % P_UNITS, i = (n >= 1) + (n >= 3) + (n >= 6), j = n - unit_block(i, 0), of_p = b >= P_UNITS;
@@ -345,37 +451,21 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 
 			similar<KD>(of_p ? q_sh : k_sh, k_sh, i, j, r);
 			for (int h = 0; h < heads; h++)
-				weigh(r, i, j, sum + (h0 + h) * N, of_p ? NULL : beta + (h0 + h) * N, (float *)(a_sh + h * HEAD_BYTES),
-				      c.p + (at + h) * P_UNITS * 32);
+				weigh(r, i, j, gates + h0 + h, of_p ? NULL : inverse[h].a, c.p + (at + h) * P_UNITS * 32);
 		}
 		__syncthreads();
-		if (warp < 2 * heads) {
-			const float *a = (const float *)(a_sh + warp / 2 * HEAD_BYTES);
-
-			if (warp & 1)
-				solve<N / 2>(a, N / 2 + lane, t);
-			else
-				solve<0>(a, lane, t);
-		}
-		if (h0 == 0)
-			for (int i = LOCAL_WARPS - 1 - warp; i < KD / 16 * 4; i += LOCAL_WARPS) {
+		if (warp < 2 * heads)
+			solve(inverse + warp / 2, gates[h0 + warp / 2].beta, warp & 1);
+		else if (h0 == 0)
+			for (int i = warp - 2 * heads; i < KD / 16 * 4; i += LOCAL_WARPS - 2 * heads) {
 				uint32_t r[4];
 
 				load_matrix(r, right(q_sh, KD + PAD, i % 4 * 16, i / 4 * 16));
-				c.q[((chunk * p.w.k_heads + k_head) * (KD / 4) + i) * 32 + lane] = make_uint4(r[0], r[1], r[2], r[3]);
+				c.q[(key * (KD / 4) + i) * 32 + lane] = make_uint4(r[0], r[1], r[2], r[3]);
 			}
 		__syncthreads();
-		if (warp < 2 * heads) {
-			__half *for_w = (__half *)(a_sh + warp / 2 * HEAD_BYTES), *for_u = for_w + N * T_LD;
-			int col = (warp & 1) * (N / 2) + lane, h = h0 + warp / 2;
-			float y = beta[h * N + col], x = y * expf(sum[h * N + col]);
-
-#pragma unroll
-			for (int i = 0; i < N; i++) {
-				for_w[i * T_LD + col] = __float2half(t[i] * x);
-				for_u[i * T_LD + col] = __float2half(t[i] * y);
-			}
-		}
+		if (warp < 2 * heads)
+			solve_below(inverse + warp / 2, gates[h0 + warp / 2].beta, warp & 1);
 		__syncthreads();
 		for (int d = warp; d < KD / 16; d += LOCAL_WARPS) {
 			uint32_t k[4][4];
@@ -384,16 +474,14 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 			for (int j = 0; j < 4; j++) {
 				load_matrix_transposed(k[j], down(k_sh, KD + PAD, j * 16, d * 16));
 				if (h0 == 0)
-					c.k[((chunk * p.w.k_heads + k_head) * (KD / 4) + j * (KD / 16) + d) * 32 + lane] =
-						make_uint4(k[j][0], k[j][1], k[j][2], k[j][3]);
+					c.k[(key * (KD / 4) + j * (KD / 16) + d) * 32 + lane] = make_uint4(k[j][0], k[j][1], k[j][2], k[j][3]);
 			}
 			for (int h = 0; h < heads; h++)
-				make_w((const __half *)(a_sh + h * HEAD_BYTES), k, c.w + ((at + h) * (KD / 4) + d * 4) * 32);
+				make_w(inverse + h, gates + h0 + h, k, c.w + ((at + h) * (KD / 4) + d * 4) * 32);
 		}
 		for (int i = warp; i < c.groups; i += LOCAL_WARPS)
 			for (int h = 0; h < heads; h++)
-				make_u((const __half *)(a_sh + h * HEAD_BYTES) + N * T_LD, v_sh + h * N * v_ld, v_ld, i,
-				       c.u + ((at + h) * c.groups + i) * 4 * 32);
+				make_u(inverse + h, v_sh + h * N * v_ld, v_ld, i, c.u + ((at + h) * c.groups + i) * 4 * 32);
 		__syncthreads();
 	}
 }

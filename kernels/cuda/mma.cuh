@@ -42,6 +42,30 @@ static __device__ __forceinline__ uint32_t half_pair(float lo, float hi)
 	return v;
 }
 
+/* Products of the halves of two words. */
+static __device__ __forceinline__ uint32_t half_times(uint32_t a, uint32_t b)
+{
+	uint32_t v;
+
+	asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+	return v;
+}
+/* 2^x and 1 / x to 22 bits in one instruction each: for what is rounded to a half or to bf16 afterwards. */
+static __device__ __forceinline__ float fast_exp2(float x)
+{
+	float v;
+
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+	return v;
+}
+static __device__ __forceinline__ float fast_inverse(float x)
+{
+	float v;
+
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
+	return v;
+}
+
 /* a & b | c, in one instruction */
 static __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {

@@ -83,6 +83,23 @@ static inline uint32_t half_pair(float lo, float hi)
 	return h.x | (uint32_t)h.y << 16;
 }
 
+static inline uint32_t half_times(uint32_t a, uint32_t b)
+{
+	float x[2], y[2];
+
+	emu_half_halves(a, &x[0], &x[1]);
+	emu_half_halves(b, &y[0], &y[1]);
+	return half_pair(x[0] * y[0], x[1] * y[1]);
+}
+static inline float fast_exp2(float x)
+{
+	return exp2f(x);
+}
+static inline float fast_inverse(float x)
+{
+	return 1.0f / x;
+}
+
 /* A kernel has ended when its launch returns. */
 static inline void after_previous()
 {
