@@ -103,6 +103,8 @@ $(B)/proto/%.pb-c.o: $(B)/proto/%.pb-c.c
 # ---- C -------------------------------------------------------------------------------------------------------------------------------
 # The CPU backend is arithmetic in plain loops: let the compiler vectorise it (nobody looks at floating-point exception flags).
 $(B)/kernels/cpu/%.o: ALL_CFLAGS += -O3 -fno-trapping-math
+# Quantising is, too, and must find the same bytes on every processor.
+$(B)/engine/quantise.o: ALL_CFLAGS += -O3 -fno-trapping-math -ffp-contract=off -Wno-psabi
 $(B)/%.o: %.c | $(PB_H)
 	@mkdir -p $(@D)
 	$(Q)$(CC) $(CPPFLAGS) $(ALL_CFLAGS) -MMD -MP -c $< -o $@

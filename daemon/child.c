@@ -160,12 +160,12 @@ static void configure(struct td_child *c)
 	o.own = c->arena;
 	o.target = target ? target->arena : NULL;
 	o.fault = c->lives == 1 ? getenv("TANDEM_FAULT") : NULL; /* a lever is for one life, so that the successor lives */
-	o.has_expand = 1;
+	o.has_form = 1;
 	if (!is_target && td_device_is_gpu(&d->model)) {
 		o.has_exchange = 1;
 		o.exchange = (ProtobufCBinaryData){sizeof(d->target.exchange), d->target.exchange};
 	}
-	o.expand = !strcmp(d->cfg.weights, "bf16");
+	o.form = (uint32_t)d->model.form;
 	o.has_vocab = 1;
 	o.vocab = is_target && d->model.vocab_fd > 0;
 	o.vocab_real = (uint32_t)d->model.vocab_real;
@@ -219,7 +219,7 @@ static void arena(struct td_child *c, Tandem__Worker__Message *m)
 		td_child_kill(c, TD_E_PROTOCOL, "it offers an arena that nobody expects");
 		return;
 	}
-	if (!td_model_is_of(&c->d->cfg, &c->d->model, c == &c->d->target, m->arena->fingerprint)) {
+	if (!td_model_is_of(&c->d->model, c == &c->d->target, m->arena->fingerprint)) {
 		td_child_kill(c, TD_E_MISMATCH, "the model changed: the files in %s are others than those that tandemd read when it started, or the "
 			      "worker's program is another; restart tandemd to serve what is there", c == &c->d->target ? c->d->cfg.target : c->d->cfg.drafter);
 		return;

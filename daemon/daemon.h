@@ -66,7 +66,7 @@ struct td_daemon_config {
 	char *http_socket, *http_listen, *http_allow_remote, *http_require_key;
 	int http_socket_mode, http_header_s, http_body_s, http_idle_s, http_ping_s;
 	/* model */
-	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *trust_content;
+	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *trust_content;
 	/* engine */
 	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache;
 	int mps_active_thread_percentage;
@@ -100,6 +100,7 @@ struct td_model {
 	struct td_target_config target;
 	struct td_drafter_config drafter;
 	int has_drafter;
+	int form; /* of the weights in both arenas: enum td_form */
 	struct td_tokenizer *tokenizer;
 	int vocab_real; /* ids from here on do not exist */
 	int vocab_fd; /* the tokens' bytes, for the target (engine/token_mask.h); 0 = none */
@@ -121,7 +122,7 @@ struct td_model {
 int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct td_error *err);
 void td_model_finish(struct td_model *m);
 /* 1 when an arena of this fingerprint holds what the folder held when tandemd read it, for its device and form. */
-int td_model_is_of(const struct td_daemon_config *c, const struct td_model *m, int is_target, const char *fingerprint);
+int td_model_is_of(const struct td_model *m, int is_target, const char *fingerprint);
 char *td_model_beside(const char *name); /* path of something beside this executable; malloc'd, or NULL */
 /* Reads the heads of the weight files. What no other start would find different (a file or tensor that is missing, damaged, of a wrong shape) is an error;
  * that memory can't be planned for another reason is only told. */

@@ -106,7 +106,7 @@ static const char *misfit(const struct td_child *c, const Tandem__Worker__Arena 
 		return "its note is of something else";
 	if (!(c == &d->target ? d->model.target_files : d->model.drafter_files)[0])
 		return "the model's files can't be looked at";
-	if (!td_model_is_of(&d->cfg, &d->model, c == &d->target, arena->fingerprint))
+	if (!td_model_is_of(&d->model, c == &d->target, arena->fingerprint))
 		return "it holds another model, or is of another build or form";
 	if (fstat(fd, &st) < 0 || (!td_device_is_gpu(&d->model) && !S_ISREG(st.st_mode)) || (S_ISREG(st.st_mode) && (uint64_t)st.st_size != arena->size))
 		return "its size is not that of its note";

@@ -74,14 +74,23 @@ static void identify_both(const struct td_daemon_config *c, struct td_model *m)
 		identify(c->drafter, m->drafter_files);
 }
 
-int td_model_is_of(const struct td_daemon_config *c, const struct td_model *m, int is_target, const char *fingerprint)
+int td_model_is_of(const struct td_model *m, int is_target, const char *fingerprint)
 {
 	const char *files = is_target ? m->target_files : m->drafter_files;
 	const struct td_ops ops = {.name = m->device};
 	char ours[256];
 
-	td_weights_fingerprint_of(&ops, files, !strcmp(c->weights, "bf16"), ours);
+	td_weights_fingerprint_of(&ops, files, m->form, ours);
 	return !files[0] || !strcmp(fingerprint, ours);
+}
+
+static int form_of(const struct td_daemon_config *c, const struct td_target_config *target)
+{
+	int form = strcmp(c->weights, "bf16") ? 0 : TD_FORM_BF16;
+
+	if (!strcmp(c->head, "auto"))
+		return td_form_head(target, form);
+	return form | (strcmp(c->head, "int4") ? 0 : TD_FORM_HEAD_INT4);
 }
 
 static int load_configs(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
@@ -92,6 +101,7 @@ static int load_configs(const struct td_daemon_config *c, struct td_model *m, st
 		return rc;
 	if ((rc = td_target_config_load(c->target, &m->target, err)))
 		return td_error_prefix(err, "model.target");
+	m->form = form_of(c, &m->target);
 	m->has_drafter = strcmp(c->drafter, "none") != 0;
 	if (!m->has_drafter)
 		return 0;
@@ -297,7 +307,7 @@ static int check_assume(const struct td_daemon_config *c, struct td_error *err)
 int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
-					 .expand = !strcmp(c->weights, "bf16"), .shm = m->shm,
+					 .form = m->form, .shm = m->shm,
 					 .pool = {.kv_pages = m->kv_pages, .prefix_states = m->prefix_states}};
 	int rc = td_memplan_make(&of, &m->memory, err);
 

@@ -20,13 +20,13 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 	struct td_error err;
 
 	*imported = td_worker_kept(w, &kept);
-	if (*imported && td_drafter_weights_take(w->ops, w->dev, &kept, how.expand, &weights, fingerprint, &err)) {
+	if (*imported && td_drafter_weights_take(w->ops, w->dev, &kept, how.form, &weights, fingerprint, &err)) {
 		td_worker_not_kept(w, &kept, &err);
 		*imported = 0;
 	}
 	if (*imported)
 		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &pool, &plan);
-	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, &pool, &plan, &err))
+	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.form, &w->shm->cfg, &pool, &plan, &err))
 		td_worker_fail(w, &err);
 	td_worker_fits(w, &plan);
 	td_fault_spot("drafter.load");
@@ -72,7 +72,7 @@ static void check_pair(struct td_worker *w, const struct td_arena *arena, const 
 	int tap[TD_TAPS_MAX], n;
 	struct td_error err;
 
-	if (td_target_weights_config(w->ops, w->dev, arena, w->cfg->expand, &target, &err) || td_pair_check(&target, c, &err))
+	if (td_target_weights_config(w->ops, w->dev, arena, (int)w->cfg->form, &target, &err) || td_pair_check(&target, c, &err))
 		td_worker_fail(w, &err);
 	n = td_worker_taps(w, &target, tap);
 	if (n != c->n_taps || memcmp(tap, c->tap, sizeof(*tap) * (size_t)n)) {

@@ -97,19 +97,19 @@ int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const 
 	return rc;
 }
 
-int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_drafter_weights **out,
+int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, struct td_drafter_weights **out,
 			    char fingerprint[256], struct td_error *err)
 {
 	void *w;
-	int rc = td__weights_take(&kind, ops, dev, kept, expand, &w, fingerprint, err);
+	int rc = td__weights_take(&kind, ops, dev, kept, form, &w, fingerprint, err);
 
 	*out = w;
 	return rc;
 }
 
-int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
+int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
 {
-	return td__weights_plan(&kind, ops, dir, expand, bytes, err);
+	return td__weights_plan(&kind, ops, dir, form, bytes, err);
 }
 
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w)

@@ -14,8 +14,9 @@
 #include <string.h>
 
 #include "engine/bf16.h"
+#include "engine/quantise.h"
 
-enum { ALIGN = 256, ARENA_ALIGN = 2 << 20, UPLOAD_CHUNK = 64 << 20, NAME_MAX_BYTES = 256 };
+enum { ALIGN = 256, ARENA_ALIGN = 2 << 20, UPLOAD_CHUNK = 64 << 20, QUANTISE_ROWS = 16384, NAME_MAX_BYTES = 256 };
 
 /* A module as found in the checkpoint. */
 struct found {
@@ -231,6 +232,58 @@ void *td__load_table(struct td__loader *l, const char *name, int rows, int cols)
 	return at;
 }
 
+/* Codes and scales stand in host memory until the backend has them: a quarter of the table. The values are looked at piece by piece before they are used. */
+static void quantise(struct td__loader *l, const struct td_st_tensor *t, const struct td_linear *w)
+{
+	size_t words = (size_t)w->in / 8, groups = (size_t)(w->in / w->group), row = (size_t)w->in;
+	uint32_t *codes = malloc((size_t)w->out * words * sizeof(*codes));
+	uint16_t *scale = malloc((size_t)w->out * groups * sizeof(*scale));
+	const struct td_linear_part part = { .out = w->out, .weight = codes, .scale = scale };
+	void *copy = NULL;
+	const uint16_t *from = aligned(l, t, &copy);
+
+	if (!codes || !scale)
+		fail(l, TD_E_NOMEM, "no memory to quantise tensor %s", t->name);
+	for (int r = 0; r < w->out && !l->rc; r += QUANTISE_ROWS) {
+		int n = w->out - r < QUANTISE_ROWS ? w->out - r : QUANTISE_ROWS;
+
+		bf16_check(l, t, from + (size_t)r * row, (size_t)n * row);
+		if (!l->rc)
+			td_quantise(from + (size_t)r * row, n, w->in, w->group, codes + (size_t)r * words, scale + (size_t)r * groups);
+		account(l, (size_t)n * row * 2);
+	}
+	if (!l->rc) {
+		l->rc = l->ops->pack(l->dev, w, &part, 1, l->err);
+		if (l->rc)
+			td_error_prefix(l->err, "%s: tensor %s", l->dir, t->name);
+	}
+	free(codes);
+	free(scale);
+	free(copy);
+}
+
+void td__load_quantised(struct td__loader *l, const char *name, int out, int in, struct td_linear *w)
+{
+	struct td_st_tensor *t = need(l, name, "");
+	size_t packed;
+
+	*w = (struct td_linear){ .kind = TD_W_INT4, .out = out, .in = in, .group = td_quantise_group(in) };
+	if (!t)
+		return;
+	need_matrix(l, t, TD_BF16, "BF16", out, in);
+	packed = w->group ? l->ops->pack_bytes(w->kind, out, in, w->group) : 0;
+	if (!packed)
+		fail(l, TD_E_UNSUPPORTED, "tensor %s: rows of %d values can't be quantised in groups that are a multiple of %d; set model.head = bf16", t->name, in,
+		     TD_QUANTISE_STEP);
+	w->data = reserve(l, packed);
+	if (l->rc)
+		return;
+	if (l->pass == TD__FILL)
+		quantise(l, t, w);
+	else
+		account(l, t->bytes);
+}
+
 /* ---- modules ------------------------------------------------------------------------------------------------------------------------------ */
 
 /* Formats of other quantisers: named, so that the message says what the user has. */
@@ -312,7 +365,7 @@ static void find_packed(struct td__loader *l, const char *name, int out, int in,
 		return;
 	f->group = (int)(in / groups);
 	check_group(l, f, in);
-	if (l->how.expand) {
+	if (l->how.form & TD_FORM_BF16) {
 		f->kind = TD_W_BF16;
 		f->codes = f->group;
 		f->group = 0;
@@ -555,7 +608,7 @@ static int load(struct td__loader *l, const struct td__weights_kind *kind, void 
 {
 	l->rc = td_st_open(l->dir, &l->st, l->err);
 	if (!l->rc)
-		l->rc = td__fingerprint(l->ops, l->dir, l->st, l->how.expand, fingerprint, l->err);
+		l->rc = td__fingerprint(l->ops, l->dir, l->st, l->how.form, fingerprint, l->err);
 	if (!l->rc)
 		run(l, kind, weights, fingerprint);
 	td_st_close(l->st);
@@ -594,9 +647,9 @@ int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *o
 	return l.rc;
 }
 
-int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
 {
-	struct td__loader l = { .ops = ops, .dir = dir, .how = { .expand = expand }, .err = err };
+	struct td__loader l = { .ops = ops, .dir = dir, .how = { .form = form }, .err = err };
 	void *w = begin(&l, kind);
 
 	if (!w)

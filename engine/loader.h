@@ -54,20 +54,20 @@ struct td__weights_kind {
 int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how,
 		     void **out, char fingerprint[256], struct td_error *err);
 /* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
-int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
 void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);
-int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err);
-void td__fingerprint_head(const struct td_ops *ops, int expand, char head[96]); /* what it begins with: build, layout, backend, form */
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int form, char fingerprint[256], struct td_error *err);
+void td__fingerprint_head(const struct td_ops *ops, int form, char head[96]); /* what it begins with: build, layout, backend, form */
 
 /* note.c: the weights' struct at the end of its own arena. */
 size_t td__note_bytes(const struct td__weights_kind *kind);
 int td__note_write(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const void *weights, const struct td_arena *arena,
 		   const char *fingerprint, struct td_error *err);
 /* malloc'd, its addresses those of `arena`, which stays the caller's. */
-int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, void **weights,
+int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int form, void **weights,
 		  char fingerprint[256], struct td_error *err);
 /* As td__note_read, and *kept moves into the weights (and is zeroed). */
-int td__weights_take(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, void **weights,
+int td__weights_take(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, void **weights,
 		     char fingerprint[256], struct td_error *err);
 void td__move(struct td__mover *m, void *at); /* `at`: the address of a pointer; NULL pointers stay */
 void td__move_linear(struct td__mover *m, struct td_linear *w);
@@ -83,6 +83,8 @@ const float *td__load_small(struct td__loader *l, const char *name, int n, int c
 const float *td__load_inv_freq(struct td__loader *l, int dim, float theta);
 /* A BF16 table (rows, cols), plain row-major. */
 void *td__load_table(struct td__loader *l, const char *name, int rows, int cols);
+/* A BF16 table as a map of 4 bits, quantised while loading. */
+void td__load_quantised(struct td__loader *l, const char *name, int out, int in, struct td_linear *w);
 void td__load_linear(struct td__loader *l, const char *name, int out, int in, struct td_linear *w);
 /* Modules side by side; neighbours of one format become one map. */
 void td__load_fused(struct td__loader *l, const struct td__module *m, int n, int in, struct td_fused *f);

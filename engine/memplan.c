@@ -173,7 +173,7 @@ void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype ac
 	w->buffers = sum(b, TD_DRAFTER_BUFFERS);
 }
 
-int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+int td_memplan_target(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
 		      struct td_memplan_worker *w, struct td_error *err)
 {
 	struct td_target_config c;
@@ -181,14 +181,14 @@ int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, con
 	int rc;
 
 	memset(w, 0, sizeof(*w));
-	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, expand, &weights, err)))
+	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, form, &weights, err)))
 		return rc;
 	td_memplan_target_rest(&c, ops->act, s, pool, w);
 	w->weights = weights;
 	return 0;
 }
 
-int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
 		       struct td_memplan_worker *w, struct td_error *err)
 {
 	struct td_drafter_config c;
@@ -196,7 +196,7 @@ int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, co
 	int rc;
 
 	memset(w, 0, sizeof(*w));
-	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, expand, &weights, err)))
+	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, form, &weights, err)))
 		return rc;
 	td_memplan_drafter_rest(&c, ops->act, s, pool, w);
 	w->weights = weights;
@@ -210,10 +210,10 @@ static uint64_t worker_sum(const struct td_memplan_worker *w)
 
 static int whole(const struct td_memplan_of *of, const struct td_ops *ops, struct td_memplan *p, struct td_error *err)
 {
-	int rc = td_memplan_target(ops, of->target_dir, of->expand, &of->shm, &of->pool, &p->target, err);
+	int rc = td_memplan_target(ops, of->target_dir, of->form, &of->shm, &of->pool, &p->target, err);
 
 	if (!rc && of->drafter_dir)
-		rc = td_memplan_drafter(ops, of->drafter_dir, of->expand, &of->shm, &of->pool, &p->drafter, err);
+		rc = td_memplan_drafter(ops, of->drafter_dir, of->form, &of->shm, &of->pool, &p->drafter, err);
 	if (rc)
 		return rc;
 	p->exchange = td_exchange_bytes(&of->shm, ops->act);
@@ -256,7 +256,7 @@ int td_memplan_states(const struct td_memplan_worker *w, int states, uint64_t fr
 	return fit < (uint64_t)states ? (int)fit : states;
 }
 
-int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err)
+int td_memplan_check(const char *who, const struct td_memplan_worker *w, int form, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err)
 {
 	uint64_t need = worker_sum(w);
 
@@ -268,7 +268,7 @@ int td_memplan_check(const char *who, const struct td_memplan_worker *w, int exp
 			    (double)need / GIB, (double)w->weights / GIB, (double)w->kv / GIB, (double)w->state / GIB, (double)w->prefix / GIB,
 			    (double)w->buffers / GIB, (double)free_bytes / GIB, (double)total_bytes / GIB,
 			    w->weights <= free_bytes ? "lower engine.slots, engine.context or engine.kv_tokens" :
-			    expand ? "set model.weights = file, or take a smaller model" : "take a smaller model, or end other programs that use the device");
+			    form & TD_FORM_BF16 ? "set model.weights = file, or take a smaller model" : "take a smaller model, or end other programs that use the device");
 }
 
 /* ---- text --------------------------------------------------------------------------------------------------------------------------------- */

@@ -71,16 +71,16 @@ struct td_memplan {
 struct td_memplan_of {
 	const char *target_dir, *drafter_dir;
 	const char *device; /* "cpu", "cuda" */
-	int expand; /* struct td_load */
+	int form; /* struct td_load */
 	struct td_shm_config shm;
 	struct td_pool pool;
 };
 int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct td_error *err);
 
 /* One worker's part, for its own backend. */
-int td_memplan_target(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+int td_memplan_target(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
 		      struct td_memplan_worker *w, struct td_error *err);
-int td_memplan_drafter(const struct td_ops *ops, const char *dir, int expand, const struct td_shm_config *s, const struct td_pool *pool,
+int td_memplan_drafter(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
 		       struct td_memplan_worker *w, struct td_error *err);
 /* The same without weights, for an arena that is there already. */
 void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
@@ -90,7 +90,7 @@ void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype ac
 /* How many of the plan's `states` checkpoints fit beside the rest, when `reserve` bytes of what is free are for others. */
 int td_memplan_states(const struct td_memplan_worker *w, int states, uint64_t free_bytes, uint64_t reserve);
 /* TD_E_NOMEM with what to lower when the worker's part (its context is taken already) is larger than what is free. */
-int td_memplan_check(const char *who, const struct td_memplan_worker *w, int expand, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err);
+int td_memplan_check(const char *who, const struct td_memplan_worker *w, int form, uint64_t free_bytes, uint64_t total_bytes, struct td_error *err);
 
 /* For people: line 0 target, 1 drafter, 2 the whole; "" where there is nothing to say. */
 enum { TD_MEMPLAN_LINES = 3, TD_MEMPLAN_TEXT = 240 };

@@ -131,9 +131,17 @@ int td_arena_seal_check(const struct td_ops *ops, struct td_dev *dev, const stru
 /* Called while loading: for the progress message and the watchdog. */
 typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t total);
 
+/* In which form weights lie in the arena, other than the files' own. */
+enum td_form {
+	TD_FORM_BF16 = 1, /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
+	TD_FORM_HEAD_INT4 = 2, /* a BF16 head is quantised (quantise.h); the table of embeddings stays */
+};
+/* Whether the head is quantised where nobody says: as the other maps are, if its rows can be cut into groups. `form` as far as it is known. */
+int td_form_head(const struct td_target_config *c, int form);
+
 /* How to load; NULL or zeroed: in the files' own form, silently. */
 struct td_load {
-	int expand; /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
+	int form; /* sum of enum td_form */
 	td_progress *progress;
 	void *ctx;
 };
@@ -144,25 +152,25 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 int td_drafter_weights_load(const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how, struct td_drafter_weights **w,
 			    char fingerprint[256], struct td_error *err);
 /* The weights in an arena that a predecessor of the same build filled, imported and its seal checked: no file is read. *kept is moved into the weights
- * and zeroed on success, and stays the caller's on failure. `expand` must be the maker's. Also gives the fingerprint of what was loaded. */
-int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_target_weights **w,
+ * and zeroed on success, and stays the caller's on failure. `form` must be the maker's. Also gives the fingerprint of what was loaded. */
+int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, struct td_target_weights **w,
 			   char fingerprint[256], struct td_error *err);
-int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_drafter_weights **w,
+int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, struct td_drafter_weights **w,
 			    char fingerprint[256], struct td_error *err);
 /* The configuration alone, for who maps another's arena. */
-int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, struct td_target_config *c,
+int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int form, struct td_target_config *c,
 			     struct td_error *err);
 /* Bytes of the arena that load would make, from the files' headers. Of `ops` only name and pack_bytes are used. */
-int td_target_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
-int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err);
+int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
+int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);
-/* Fingerprint alone, from the files' names, sizes and times, the backend's name and `expand`: tells whether a folder is still what was loaded. */
-int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err);
+/* Fingerprint alone, from the files' names, sizes and times, the backend's name and `form`: tells whether a folder is still what was loaded. */
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int form, char fingerprint[256], struct td_error *err);
 /* The same in two steps, for who learns of the backend later: what the folder holds, then its fingerprint. Of `ops` only the name is used. */
 enum { TD_IDENTITY = 128 };
 int td_weights_identity(const char *dir, char identity[TD_IDENTITY], struct td_error *err);
-void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int expand, char fingerprint[256]);
+void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int form, char fingerprint[256]);
 
 /* y = W x for a fused map: one td_ops.linear per part. */
 void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y);

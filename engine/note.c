@@ -99,12 +99,12 @@ int td__note_write(const struct td__weights_kind *kind, const struct td_ops *ops
 }
 
 /* A head that this build can have written for this kind, backend and form. */
-static int head_check(const struct td__weights_kind *kind, const struct td_ops *ops, int expand, struct head *head, struct td_error *err)
+static int head_check(const struct td__weights_kind *kind, const struct td_ops *ops, int form, struct head *head, struct td_error *err)
 {
 	char ours[96];
 
 	head->kind[sizeof(head->kind) - 1] = head->fingerprint[sizeof(head->fingerprint) - 1] = '\0';
-	td__fingerprint_head(ops, expand, ours);
+	td__fingerprint_head(ops, form, ours);
 	if (memcmp(head->magic, MAGIC, sizeof(head->magic)) != 0)
 		return td_error_set(err, TD_E_FORMAT, "kept arena: there is no note at its end");
 	if (strcmp(head->kind, kind->name) != 0)
@@ -114,7 +114,7 @@ static int head_check(const struct td__weights_kind *kind, const struct td_ops *
 	return 0;
 }
 
-int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, void **weights,
+int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int form, void **weights,
 		  char fingerprint[256], struct td_error *err)
 {
 	struct td__mover m = { .base = (uintptr_t)arena->base, .size = arena->size };
@@ -125,7 +125,7 @@ int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops,
 	*weights = NULL;
 	if (arena->size < td__note_bytes(kind))
 		return td_error_set(err, TD_E_FORMAT, "kept arena: its %zu bytes have no room for a note", arena->size);
-	if ((rc = ops->download(dev, &head, from_end(arena, HEAD_BYTES), sizeof(head), err)) || (rc = head_check(kind, ops, expand, &head, err)))
+	if ((rc = ops->download(dev, &head, from_end(arena, HEAD_BYTES), sizeof(head), err)) || (rc = head_check(kind, ops, form, &head, err)))
 		return rc;
 	w = malloc(kind->size);
 	if (!w)
@@ -147,10 +147,10 @@ int td__note_read(const struct td__weights_kind *kind, const struct td_ops *ops,
 	return 0;
 }
 
-int td__weights_take(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, void **weights,
+int td__weights_take(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, void **weights,
 		     char fingerprint[256], struct td_error *err)
 {
-	int rc = td__note_read(kind, ops, dev, kept, expand, weights, fingerprint, err);
+	int rc = td__note_read(kind, ops, dev, kept, form, weights, fingerprint, err);
 
 	if (rc)
 		return rc;

@@ -2,12 +2,13 @@
  * target_weights.c: the weights of a Qwen3.5 target (qwen35 2.1) in an arena.
  *
  * Owns nothing but the returned struct, which owns the arena. The embedding is a BF16 table, since rows are looked up in it; a tied head is the
- * same memory seen as a linear map. Constants of attention and recurrent layers are float32.
+ * same memory seen as a linear map, unless it is wanted in 4 bits: then it is a second, quantised copy. Constants of attention and recurrent layers are float32.
  */
 #include <stddef.h>
 #include <stdlib.h>
 
 #include "engine/loader.h"
+#include "engine/quantise.h"
 
 static void full_attention(struct td__loader *l, const struct td_target_config *c, int i, const float *inv_freq, struct td_target_layer *w)
 {
@@ -41,17 +42,27 @@ static void linear_attention(struct td__loader *l, const struct td_target_config
 	w->gdn.norm = td__load_small(l, "norm.weight", c->v_dim, 0);
 }
 
+int td_form_head(const struct td_target_config *c, int form)
+{
+	return c->quant.bits == 4 && !(form & TD_FORM_BF16) && td_quantise_group(c->hidden) ? form | TD_FORM_HEAD_INT4 : form & ~TD_FORM_HEAD_INT4;
+}
+
 /* lm_head stands outside of `model.`. When the head is tied, some writers store the table a second time: it is the same and skipped. */
 static void head(struct td__loader *l, struct td_target_weights *w)
 {
 	const struct td_target_config *c = &w->cfg;
 	const char *prefix = l->prefix;
+	int quantised = l->how.form & TD_FORM_HEAD_INT4;
 
 	w->head = (struct td_linear){ .kind = TD_W_BF16, .in = c->hidden, .out = c->vocab, .data = w->embed.data };
-	l->prefix = "";
 	l->where[0] = '\0';
+	if (c->tied && quantised)
+		td__load_quantised(l, "embed_tokens.weight", c->vocab, c->hidden, &w->head);
+	l->prefix = "";
 	if (c->tied)
 		td__load_has(l, "lm_head.weight");
+	else if (td__load_has(l, "lm_head.weight") && quantised)
+		td__load_quantised(l, "lm_head.weight", c->vocab, c->hidden, &w->head);
 	else if (td__load_has(l, "lm_head.weight"))
 		w->head.data = td__load_table(l, "lm_head.weight", c->vocab, c->hidden);
 	else
@@ -142,22 +153,22 @@ int td_target_weights_load(const struct td_ops *ops, struct td_dev *dev, const c
 	return rc;
 }
 
-int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int expand, struct td_target_weights **out,
+int td_target_weights_take(const struct td_ops *ops, struct td_dev *dev, struct td_arena *kept, int form, struct td_target_weights **out,
 			   char fingerprint[256], struct td_error *err)
 {
 	void *w;
-	int rc = td__weights_take(&kind, ops, dev, kept, expand, &w, fingerprint, err);
+	int rc = td__weights_take(&kind, ops, dev, kept, form, &w, fingerprint, err);
 
 	*out = w;
 	return rc;
 }
 
-int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int expand, struct td_target_config *c,
+int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int form, struct td_target_config *c,
 			     struct td_error *err)
 {
 	char fingerprint[256];
 	void *w;
-	int rc = td__note_read(&kind, ops, dev, arena, expand, &w, fingerprint, err);
+	int rc = td__note_read(&kind, ops, dev, arena, form, &w, fingerprint, err);
 
 	if (!rc)
 		*c = ((struct td_target_weights *)w)->cfg;
@@ -165,9 +176,9 @@ int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const
 	return rc;
 }
 
-int td_target_weights_plan(const struct td_ops *ops, const char *dir, int expand, size_t *bytes, struct td_error *err)
+int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
 {
-	return td__weights_plan(&kind, ops, dir, expand, bytes, err);
+	return td__weights_plan(&kind, ops, dir, form, bytes, err);
 }
 
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w)

@@ -35,9 +35,10 @@ static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 	return c.rc;
 }
 
-void td__fingerprint_head(const struct td_ops *ops, int expand, char head[96])
+void td__fingerprint_head(const struct td_ops *ops, int form, char head[96])
 {
-	snprintf(head, 96, "layout=%d version=%s backend=%s%s ", LAYOUT, TD_VERSION, ops->name, expand ? " weights=bf16" : "");
+	snprintf(head, 96, "layout=%d version=%s backend=%s%s%s ", LAYOUT, TD_VERSION, ops->name, form & TD_FORM_BF16 ? " weights=bf16" : "",
+		 form & TD_FORM_HEAD_INT4 ? " head=int4" : "");
 }
 
 static int identity(const char *dir, const struct td_st *st, char out[TD_IDENTITY], struct td_error *err)
@@ -64,31 +65,31 @@ int td_weights_identity(const char *dir, char out[TD_IDENTITY], struct td_error 
 	return rc;
 }
 
-void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int expand, char fingerprint[256])
+void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_IDENTITY], int form, char fingerprint[256])
 {
 	char head[96];
 
-	td__fingerprint_head(ops, expand, head);
+	td__fingerprint_head(ops, form, head);
 	snprintf(fingerprint, 256, "%s%s", head, identity);
 }
 
-int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int expand, char fingerprint[256], struct td_error *err)
+int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int form, char fingerprint[256], struct td_error *err)
 {
 	char what[TD_IDENTITY];
 	int rc = identity(dir, st, what, err);
 
 	if (!rc)
-		td_weights_fingerprint_of(ops, what, expand, fingerprint);
+		td_weights_fingerprint_of(ops, what, form, fingerprint);
 	return rc;
 }
 
-int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int expand, char fingerprint[256], struct td_error *err)
+int td_weights_fingerprint(const struct td_ops *ops, const char *dir, int form, char fingerprint[256], struct td_error *err)
 {
 	char what[TD_IDENTITY];
 	int rc = td_weights_identity(dir, what, err);
 
 	if (!rc)
-		td_weights_fingerprint_of(ops, what, expand, fingerprint);
+		td_weights_fingerprint_of(ops, what, form, fingerprint);
 	return rc;
 }
 

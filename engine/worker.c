@@ -207,7 +207,7 @@ static void progress(void *ctx, const char *stage, uint64_t done, uint64_t total
 
 struct td_load td_worker_how(struct td_worker *w)
 {
-	return (struct td_load){.expand = w->cfg->expand, .progress = progress, .ctx = w};
+	return (struct td_load){.form = (int)w->cfg->form, .progress = progress, .ctx = w};
 }
 
 int td_worker_kept(struct td_worker *w, struct td_arena *kept)
@@ -237,7 +237,7 @@ void td_worker_not_kept(struct td_worker *w, struct td_arena *kept, const struct
 
 	w->ops->arena_release(w->dev, kept);
 	td_error_set(&other, TD_E_MISMATCH, "the files there are others now");
-	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, w->cfg->expand, now, &other) == 0 && !strcmp(now, w->cfg->own->fingerprint)) {
+	if (td_weights_fingerprint(w->ops, w->cfg->model_dir, (int)w->cfg->form, now, &other) == 0 && !strcmp(now, w->cfg->own->fingerprint)) {
 		td_log(TD_LOG_WARN, "the weights in memory can't be used (%s); loading the same files again", why->text);
 		return;
 	}
@@ -251,7 +251,7 @@ void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan)
 	uint64_t free_bytes, total_bytes;
 	struct td_error err;
 
-	if (w->ops->memory(w->dev, &free_bytes, &total_bytes, &err) || td_memplan_check(w->name, plan, w->cfg->expand, free_bytes, total_bytes, &err))
+	if (w->ops->memory(w->dev, &free_bytes, &total_bytes, &err) || td_memplan_check(w->name, plan, (int)w->cfg->form, free_bytes, total_bytes, &err))
 		td_worker_fail(w, &err);
 }
 

@@ -39,13 +39,13 @@ static struct td_target_weights *load(struct td_worker *w, struct td_pool *pool,
 	struct td_error err;
 
 	*imported = td_worker_kept(w, &kept);
-	if (*imported && td_target_weights_take(w->ops, w->dev, &kept, how.expand, &weights, fingerprint, &err)) {
+	if (*imported && td_target_weights_take(w->ops, w->dev, &kept, how.form, &weights, fingerprint, &err)) {
 		td_worker_not_kept(w, &kept, &err);
 		*imported = 0;
 	}
 	if (*imported)
 		td_memplan_target_rest(&weights->cfg, w->ops->act, &w->shm->cfg, pool, &plan);
-	else if (td_memplan_target(w->ops, w->cfg->model_dir, how.expand, &w->shm->cfg, pool, &plan, &err))
+	else if (td_memplan_target(w->ops, w->cfg->model_dir, how.form, &w->shm->cfg, pool, &plan, &err))
 		td_worker_fail(w, &err);
 	fit_states(w, &plan, pool);
 	td_worker_fits(w, &plan);

@@ -43,7 +43,7 @@ static void make_shm(struct pair *p, const struct pair_options *o)
 void pair_open(struct pair *p, const struct pair_options *o)
 {
 	struct td_dev_options dev = {.threads = o->threads, .slots = o->slots};
-	struct td_load how = {.expand = o->expand};
+	struct td_load how = {.form = o->form};
 	struct td_error err;
 	char fingerprint[256];
 

@@ -14,7 +14,7 @@
 struct pair_options {
 	const char *device, *target_dir, *drafter_dir; /* drafter_dir NULL: no drafter */
 	int slots, context, chunk, threads;
-	int expand; /* struct td_load */
+	int form; /* struct td_load */
 	int vocab_fd; /* struct td_target_options */
 	int kv_pages, prefix_states; /* 0: slots * context, no prefix cache */
 	td_target_probe *target_probe;

@@ -329,7 +329,7 @@ static void start(const char *path)
 	if (!w.is_target && !m->configure->target)
 		_exit(6); /* the drafter must be told of the target's arena */
 	w.epoch = m->configure->epoch;
-	must(td_weights_fingerprint(&(struct td_ops){.name = m->configure->device}, m->configure->model_dir, m->configure->expand, w.fingerprint, &err), &err);
+	must(td_weights_fingerprint(&(struct td_ops){.name = m->configure->device}, m->configure->model_dir, (int)m->configure->form, w.fingerprint, &err), &err);
 	take_fds(m->configure);
 	take_device(m->configure);
 	tandem__worker__message__free_unpacked(m, NULL);

@@ -1,7 +1,7 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--margin 0.01] [--draft-margin M]
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin 0.01] [--draft-margin M]
  *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
@@ -399,7 +399,7 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] JSON\n");
 	exit(2);
 }
 
@@ -432,7 +432,9 @@ int main(int argc, char **argv)
 		else if (!strcmp(argv[a], "--device"))
 			o.device = value;
 		else if (!strcmp(argv[a], "--weights") && (!strcmp(value, "file") || !strcmp(value, "bf16")))
-			o.expand = !strcmp(value, "bf16");
+			o.form |= strcmp(value, "bf16") ? 0 : TD_FORM_BF16;
+		else if (!strcmp(argv[a], "--head") && (!strcmp(value, "bf16") || !strcmp(value, "int4")))
+			o.form |= strcmp(value, "int4") ? 0 : TD_FORM_HEAD_INT4;
 		else if (!strcmp(argv[a], "--margin"))
 			c.margin = atof(value);
 		else if (!strcmp(argv[a], "--draft-margin"))

@@ -245,7 +245,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
-	o.expand = !strcmp(weights, "bf16");
+	o.form = strcmp(weights, "bf16") ? 0 : TD_FORM_BF16;
 	pair_open(&pair, &o);
 	o.chunk = strcmp(o.device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
 	chunk = o.chunk;

@@ -66,7 +66,7 @@ static void equal(const char *what, uint64_t got, uint64_t want)
 
 static void pair_takes_what_is_planned(const struct td_memplan_of *o)
 {
-	struct td_load how = { .expand = o->expand };
+	struct td_load how = { .form = o->form };
 	struct td_target_weights *tw;
 	struct td_drafter_weights *dw;
 	struct td_memplan p;
@@ -119,10 +119,10 @@ static void plan_is_what_is_taken(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(pair) / sizeof(*pair); i++)
-		for (int expand = 0; expand < 2; expand++) {
+		for (int form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4); form++) {
 			struct td_memplan_of o = of(pair[i].target, pair[i].drafter, "cpu", pair[i].slots, pair[i].context);
 
-			o.expand = expand;
+			o.form = form;
 			o.pool.kv_pages = i == 1 ? 7 : o.pool.kv_pages; /* a pool smaller than slots * context */
 			pair_takes_what_is_planned(&o);
 		}
@@ -157,15 +157,15 @@ static void packing_is_the_backends_own(void **state)
 
 /* ---- the promised sizes ------------------------------------------------------------------------------------------------------------------- */
 
-static void plan_4b(const char *drafter, int slots, int expand, struct td_memplan *p)
+static void plan_4b(const char *drafter, int slots, int form, struct td_memplan *p)
 {
 	struct td_memplan_of o = of("synthetic:qwen3.5-4b", drafter, "cuda", slots, 8192);
 	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
 
-	o.expand = expand;
+	o.form = form;
 	OK(td_memplan_make(&o, p, &err));
 	td_memplan_text(p, line);
-	printf("4B, %s, %d slots of 8192%s\n  %s\n  %s\n  %s\n", drafter ? drafter : "no drafter", slots, expand ? ", bf16" : "", line[0], line[1], line[2]);
+	printf("4B, %s, %d slots of 8192%s\n  %s\n  %s\n  %s\n", drafter ? drafter : "no drafter", slots, form & TD_FORM_BF16 ? ", bf16" : form ? ", head int4" : "", line[0], line[1], line[2]);
 }
 
 static void the_4b_pair_fits(void **state)

@@ -21,7 +21,7 @@ static const struct td_ops *ops = &td_cpu_ops;
 static struct td_dev *dev;
 static struct td_error err;
 static char print[256];
-static int expand; /* load packed modules as BF16 */
+static int form; /* to load in */
 
 static int setup(void **state)
 {
@@ -78,7 +78,7 @@ static float element(struct td_st *st, const char *module, int row, int col, int
 	assert_true(w && s);
 	memcpy(&word, (const char *)w->data + 4 * ((size_t)row * (size_t)w->dim[1] + (size_t)col / 8), 4);
 	v = (float)((int)(word >> (4 * (col % 8)) & 15) - 8) * bf16(s->data, (size_t)row * (size_t)s->dim[1] + (size_t)col / (size_t)(in / s->dim[1]));
-	return expand ? rounded(v) : v;
+	return form & TD_FORM_BF16 ? rounded(v) : v;
 }
 
 /* W e_c for some columns c: every row of the map must be the file's column. */
@@ -134,7 +134,7 @@ static void target_maps(const char *dir, int kind)
 	struct td_st *st;
 
 	OK(td_st_open(dir, &st, &err));
-	OK(td_target_weights_load(ops, dev, dir, &(struct td_load){ .expand = expand }, &w, print, &err));
+	OK(td_target_weights_load(ops, dev, dir, &(struct td_load){ .form = form }, &w, print, &err));
 	assert_int_equal(w->cfg.layers, 8);
 	assert_true(w->layer[3].full && w->layer[7].full && !w->layer[0].full);
 	assert_int_equal(w->layer[0].qkvz.part[0].kind, kind);
@@ -165,7 +165,7 @@ static void drafter_maps(const char *dir, int kind)
 	struct td_st *st;
 
 	OK(td_st_open(dir, &st, &err));
-	OK(td_drafter_weights_load(ops, dev, dir, &(struct td_load){ .expand = expand }, &w, print, &err));
+	OK(td_drafter_weights_load(ops, dev, dir, &(struct td_load){ .form = form }, &w, print, &err));
 	assert_true(w->cfg.layers == 3 && w->cfg.mask_id == 8185 && w->cfg.block == 16 && w->cfg.n_taps == 3);
 	assert_int_equal(w->fc.kind, kind);
 	assert_int_equal(w->layer[0].attn.causal, 0);
@@ -198,10 +198,10 @@ static void test_expanded(void **state)
 	char packed[256];
 
 	(void)state;
-	expand = 1;
+	form = TD_FORM_BF16;
 	target_maps(TARGET, TD_W_BF16);
 	drafter_maps(DRAFTER, TD_W_BF16);
-	expand = 0;
+	form = 0;
 	OK(td_weights_fingerprint(ops, DRAFTER, 0, packed, &err));
 	assert_string_not_equal(print, packed);
 	OK(td_weights_fingerprint(ops, DRAFTER, 1, packed, &err));
@@ -249,12 +249,12 @@ static void test_successor(void **state)
 	char byte, first[256];
 
 	(void)state;
-	for (expand = 0; expand < 2; expand++) {
-		OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .expand = expand }, &w, first, &err));
+	for (form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4); form++) {
+		OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .form = form }, &w, first, &err));
 		OK(td_arena_seal_make(ops, dev, &w->arena, first, &seal, &err));
 		OK(ops->arena_import(dev, dup(w->arena.fd), w->arena.size, 0, &kept, &err));
 		OK(td_arena_seal_check(ops, dev, &kept, &seal, &err));
-		OK(td_drafter_weights_take(ops, dev, &kept, expand, &next, print, &err));
+		OK(td_drafter_weights_take(ops, dev, &kept, form, &next, print, &err));
 		assert_string_equal(print, first);
 		same_elsewhere(w, &w->arena, next, &next->arena, sizeof(*w));
 		td_drafter_weights_free(ops, dev, w);
@@ -269,15 +269,15 @@ static void test_successor(void **state)
 		td_drafter_weights_free(ops, dev, next);
 		td_arena_seal_finish(&seal);
 
-		OK(td_target_weights_load(ops, dev, TARGET, &(struct td_load){ .expand = expand }, &t, first, &err));
+		OK(td_target_weights_load(ops, dev, TARGET, &(struct td_load){ .form = form }, &t, first, &err));
 		OK(ops->arena_import(dev, dup(t->arena.fd), t->arena.size, 1, &t_kept, &err)); /* as the drafter does */
-		OK(td_target_weights_take(ops, dev, &t_kept, expand, &t_next, print, &err));
+		OK(td_target_weights_take(ops, dev, &t_kept, form, &t_next, print, &err));
 		assert_string_equal(print, first);
 		same_elsewhere(t, &t->arena, t_next, &t_next->arena, sizeof(*t));
 		td_target_weights_free(ops, dev, t);
 		td_target_weights_free(ops, dev, t_next);
 	}
-	expand = 0;
+	form = 0;
 }
 
 int main(void)

@@ -1,0 +1,188 @@
+/*
+ * head_check.c: what a quantised head changes, against the BF16 head of the same model.
+ *
+ *   head_check [--target DIR] [--drafter DIR] [--tokenizer FILE] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *
+ * Greedy answers with the BF16 head, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among how
+ * many of the quantised head's best it is found, the mean KL divergence. Then answers with the quantised head in target and drafter: how many are equal to
+ * the token, and the acceptance lengths of both. Exits 1 when nothing was compared.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/lib/pair.h"
+#include "tests/lib/prompts.h"
+
+enum { CONTEXT = 2048, BEST = 6 };
+static const int best[BEST] = { 1, 2, 4, 8, 16, 32 };
+
+static struct pair exact, quick;
+static int max_tokens = 96;
+
+struct seen { /* logits of a prompt's rows */
+	const struct td_ops *ops;
+	struct td_dev *dev;
+	float *logits;
+	int on, rows, vocab;
+};
+static struct seen seen[2];
+
+struct sums {
+	long rows, among[BEST], prompts, equal, cycles[2], accepted[2], tokens;
+	double kl, kl_most;
+};
+
+static void probe(void *ctx, const char *what, int index, struct td_tensor t)
+{
+	struct seen *s = ctx;
+	struct td_error err;
+
+	(void)index;
+	if (!s->on || strcmp(what, "logits") || s->rows + t.rows > CONTEXT)
+		return;
+	for (int r = 0; r < t.rows; r++)
+		if (s->ops->download(s->dev, s->logits + (size_t)(s->rows + r) * (size_t)s->vocab, td_rows(t, r, 1).data, sizeof(float) * (size_t)s->vocab, &err)) {
+			fprintf(stderr, "%s\n", err.text);
+			exit(1);
+		}
+	s->rows += t.rows;
+}
+
+static void run(struct pair *p, struct pair_request *r, const int32_t *ids, int n, int more, int k)
+{
+	*r = (struct pair_request){ .ids = ids, .n_ids = n, .n_prompt = n, .max_total = n + more, .k = k, .stop_at_eos = 1 };
+	pair_greedy(&r->sampling);
+	r->out = calloc((size_t)more + TD_BLOCK_MAX, sizeof(*r->out));
+	pair_run(p, r, 1, NULL);
+}
+
+static double log_sum(const float *x, int n)
+{
+	double most = x[0], s = 0;
+
+	for (int i = 1; i < n; i++)
+		most = x[i] > most ? x[i] : most;
+	for (int i = 0; i < n; i++)
+		s += exp(x[i] - most);
+	return most + log(s);
+}
+
+static void compare(const float *a, const float *b, int n, struct sums *s)
+{
+	double za = log_sum(a, n), zb = log_sum(b, n), kl = 0;
+	int top = 0, before = 0;
+
+	for (int i = 1; i < n; i++)
+		top = a[i] > a[top] ? i : top;
+	for (int i = 0; i < n; i++) {
+		before += b[i] > b[top];
+		kl += exp(a[i] - za) * ((a[i] - za) - (b[i] - zb));
+	}
+	for (int i = 0; i < BEST; i++)
+		s->among[i] += before < best[i];
+	s->kl += kl;
+	s->kl_most = kl > s->kl_most ? kl : s->kl_most;
+	s->rows++;
+}
+
+static void prompt(const struct td_ids *ids, struct sums *s)
+{
+	struct pair_request a, b, again[2];
+	int n, same;
+	int32_t *all;
+
+	run(&exact, &a, ids->id, (int)ids->n, max_tokens, TD_DRAFT_MAX);
+	run(&quick, &b, ids->id, (int)ids->n, max_tokens, TD_DRAFT_MAX);
+	same = a.n_out == b.n_out && !memcmp(a.out, b.out, sizeof(*a.out) * (size_t)a.n_out);
+	s->prompts++;
+	s->equal += same;
+	s->tokens += a.n_out;
+	s->cycles[0] += a.cycles;
+	s->cycles[1] += b.cycles;
+	s->accepted[0] += a.accepted;
+	s->accepted[1] += b.accepted;
+	n = (int)ids->n + a.n_out;
+	all = malloc(sizeof(*all) * (size_t)n);
+	memcpy(all, ids->id, sizeof(*all) * ids->n);
+	memcpy(all + ids->n, a.out, sizeof(*all) * (size_t)a.n_out);
+	for (int i = 0; i < 2; i++) {
+		seen[i].on = 1;
+		seen[i].rows = 0;
+		run(i ? &quick : &exact, &again[i], all, n, 1, 0);
+		seen[i].on = 0;
+		free(again[i].out);
+	}
+	for (int r = (int)ids->n - 1; r < n - 1; r++)
+		compare(seen[0].logits + (size_t)r * (size_t)seen[0].vocab, seen[1].logits + (size_t)r * (size_t)seen[1].vocab, seen[0].vocab, s);
+	free(all);
+	free(a.out);
+	free(b.out);
+}
+
+static void open_pair(struct pair *p, struct pair_options *o, struct seen *s, int form)
+{
+	o->probe_ctx = s;
+	o->form = form;
+	pair_open(p, o);
+	*s = (struct seen){ .ops = p->ops, .dev = p->dev, .vocab = p->tw->cfg.vocab };
+	s->logits = malloc(sizeof(float) * CONTEXT * (size_t)s->vocab);
+	if (!s->logits)
+		exit(1);
+}
+
+static void report(const char *name, const struct sums *s)
+{
+	printf("%s: %ld prompts, %ld tokens; likeliest token the same %.2f %%", name, s->prompts, s->tokens, 100.0 * (double)s->among[0] / (double)s->rows);
+	for (int i = 1; i < BEST; i++)
+		printf(", in the best %d %.2f", best[i], 100.0 * (double)s->among[i] / (double)s->rows);
+	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, quantised %.3f\n", s->kl / (double)s->rows, s->kl_most, s->equal,
+	       (double)(s->accepted[0] + s->cycles[0]) / (double)s->cycles[0], (double)(s->accepted[1] + s->cycles[1]) / (double)s->cycles[1]);
+}
+
+int main(int argc, char **argv)
+{
+	struct pair_options o = { .device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = 1, .context = CONTEXT,
+				  .chunk = 1024, .target_probe = probe };
+	const char *tokenizer = "models/tiny/tokenizer.json", *file[16];
+	int limit = 0, n_files = 0;
+	struct td_tokenizer *tok;
+	struct sums s = { 0 };
+	struct td_error err;
+
+	for (int i = 1; i < argc; i++) {
+		const char **text = !strcmp(argv[i], "--target") ? &o.target_dir : !strcmp(argv[i], "--drafter") ? &o.drafter_dir :
+				    !strcmp(argv[i], "--tokenizer") ? &tokenizer : !strcmp(argv[i], "--device") ? &o.device : NULL;
+		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
+
+		if (text && i + 1 < argc)
+			*text = argv[++i];
+		else if (number && i + 1 < argc)
+			*number = atoi(argv[++i]);
+		else if (n_files < 16)
+			file[n_files++] = argv[i];
+	}
+	if (td_tokenizer_load(tokenizer, &tok, &err)) {
+		fprintf(stderr, "%s\n", err.text);
+		return 2;
+	}
+	open_pair(&exact, &o, &seen[0], 0);
+	open_pair(&quick, &o, &seen[1], TD_FORM_HEAD_INT4);
+	if (!n_files)
+		file[n_files++] = NULL;
+	for (int f = 0; f < n_files; f++) {
+		struct prompts p;
+
+		s = (struct sums){ 0 };
+		prompts_load(&p, tok, file[f], limit);
+		for (int i = 0; i < p.n; i++)
+			prompt(&p.ids[i], &s);
+		report(file[f] ? file[f] : "own prompts", &s);
+		prompts_finish(&p);
+	}
+	pair_close(&exact);
+	pair_close(&quick);
+	td_tokenizer_free(tok);
+	return !s.rows;
+}
