@@ -14,6 +14,7 @@
  */
 #include "engine/quantise.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <string.h>
@@ -28,6 +29,9 @@ typedef int32_t i8 __attribute__((vector_size(4 * LANES)));
 
 /* Added and taken away again it rounds to whole numbers, ties to even, for magnitudes below 2^22. */
 static const float ROUND = 12582912.0f;
+/* A group of no larger values becomes zeros: its scale would leave the normal numbers. Others are brought to 1..2 by a power of two, which changes no digit, so
+ * that no sum of squares leaves them either. */
+static const float NOTHING = 0x1p-100f;
 static const float DIVISOR[] = { 7, 7.5f, 8, 8.5f, 9.25f, 10, 11, 13 };
 enum { DIVISORS = sizeof(DIVISOR) / sizeof(*DIVISOR) };
 
@@ -79,14 +83,12 @@ INLINE float fitted(const v8 *v, int n, float scale)
 	return sum(up) / sum(down);
 }
 
-/* Takes `scale`, rounded, where its error is less. What rounds to nothing, or has an inverse that does not fit a float, is no scale. */
+/* Takes `scale`, rounded, where its error is less. */
 INLINE void try(const v8 *v, int n, float scale, float *best, float *least)
 {
 	float e;
 
 	scale = td_bf16_float(td_bf16(scale));
-	if (!(scale > 1e-36f || scale < -1e-36f))
-		return;
 	e = error_of(v, n, scale);
 	if (e < *least) {
 		*least = e;
@@ -109,16 +111,16 @@ INLINE float largest(const v8 *v, int n)
 	return most;
 }
 
-/* 0: all codes are 0, which is right for a group of zeros and of values too small for a scale. */
-INLINE float choose(const v8 *v, int n)
+/* The scale for values whose largest magnitude is `most`, from 1 to 2. */
+INLINE float choose(const v8 *v, int n, float most)
 {
-	float most = largest(v, n), least = __builtin_inff(), best = 0;
+	float least = __builtin_inff(), best = 0;
 
 	for (int i = 0; i < DIVISORS; i++) {
 		try(v, n, most / DIVISOR[i], &best, &least);
 		try(v, n, -most / DIVISOR[i], &best, &least);
 	}
-	if (best != 0 && least > 0)
+	if (least > 0)
 		try(v, n, fitted(v, n, best), &best, &least);
 	return best;
 }
@@ -129,14 +131,22 @@ INLINE void row_body(const uint16_t *w, int groups, int group, uint32_t *codes, 
 	int n = group / LANES;
 
 	for (int g = 0; g < groups; g++, w += group) {
-		float best;
+		float most, best = 0, down;
+		int e = 0;
 
 		for (int i = 0; i < group; i++)
 			v[i / LANES][i % LANES] = td_bf16_float(w[i]);
-		best = choose(v, n);
-		scale[g] = td_bf16(best);
+		most = largest(v, n);
+		if (most > NOTHING) {
+			frexpf(most, &e);
+			down = ldexpf(1, 1 - e);
+			for (int i = 0; i < n; i++)
+				v[i] *= down;
+			best = choose(v, n, most * down);
+		}
+		scale[g] = td_bf16(ldexpf(best, e - 1));
 		for (int i = 0; i < n; i++) {
-			v8 q = best != 0 ? code_of(v[i], 1 / best) : (v8){ 0 };
+			v8 q = most > NOTHING ? code_of(v[i], 1 / best) : (v8){ 0 };
 			uint32_t word = 0;
 
 			for (int j = 0; j < LANES; j++)
