@@ -150,9 +150,11 @@ void check_rows(void)
 	norm(16, 2560, 20480, 0);
 	norm(3, 77, 80, 1);
 	norm(5, 20480, 20480, 0);
+	norm(3, 10248, 10248, 1);
 	norm(1, 1, 1, 0);
 	swiglu(16, 9216);
 	swiglu(3, 77);
+	swiglu(3, 1032);
 	embed(5000, 2560, 33);
 	embed(7, 9, 5);
 	copies();

@@ -249,14 +249,21 @@ static void rest(void)
 	struct td_sampling *s = host(sizeof(*s));
 	float *logits;
 
-	b->gdn.norm = put(&dut, random_values(2560, 1), 2560 * 4);
-	b->x = put_act(&dut, random_values(16 * 2560, 1), 16, 2560, 2560);
-	b->y = new_act(&dut, 16, 2560, 2560);
-	b->a = put_act(&dut, random_values(16 * 18432, 1), 16, 18432, 18432);
-	b->b = new_act(&dut, 16, 9216, 9216);
-	show("rms_norm (16, 2560)", time_calls(call_norm, b, 400), 0, 0);
-	show("swiglu (16, 18432)", time_calls(call_swiglu, b, 400), 0, 0);
-	drop_all();
+	for (int rows = 16; rows <= 2048; rows += 2032) {
+		char text[64];
+
+		b = host(sizeof(*b));
+		b->gdn.norm = put(&dut, random_values(2560, 1), 2560 * 4);
+		b->x = put_f32(&dut, random_values((size_t)rows * 2560, 1), rows, 2560, 2560);
+		b->y = new_act(&dut, rows, 2560, 2560);
+		b->a = put_act(&dut, random_values((size_t)rows * 18432, 1), rows, 18432, 18432);
+		b->b = new_act(&dut, rows, 9216, 9216);
+		snprintf(text, sizeof(text), "rms_norm (%d, 2560) of f32", rows);
+		show(text, time_calls(call_norm, b, 400), rows > 16 ? rows * 2560 * 6.0 : 0, 0);
+		snprintf(text, sizeof(text), "swiglu (%d, 18432)", rows);
+		show(text, time_calls(call_swiglu, b, 400), rows > 16 ? rows * 9216 * 6.0 : 0, 0);
+		drop_all();
+	}
 	for (int sampled = 0; sampled < 2; sampled++) {
 		b = host(sizeof(*b));
 		s = host(sizeof(*s));
@@ -281,12 +288,12 @@ static void rest(void)
 
 static void linears(void)
 {
-	static const int few[] = {1, 16, 32, 64, 512, 2048, 0}, head[] = {1, 16, 0};
+	static const int few[] = {1, 16, 32, 64, 256, 512, 2048, 0}, head[] = {1, 16, 0}, out[] = {1, 16, 512, 2048, 0};
 
 	linear("INT4 g128", TD_W_INT4, 12288, 2560, 128, few);
 	linear("INT4 g32", TD_W_INT4, 12288, 2560, 32, head);
 	linear("INT4 g128", TD_W_INT4, 18432, 2560, 128, few);
-	linear("INT4 g128", TD_W_INT4, 2560, 4096, 128, head);
+	linear("INT4 g128", TD_W_INT4, 2560, 4096, 128, out);
 	linear("INT4 g128", TD_W_INT4, 2560, 9216, 128, few);
 	linear("BF16", TD_W_BF16, 64, 2560, 0, head);
 	linear("INT4 g128 head", TD_W_INT4, 248320, 2560, 128, head);
