@@ -17,6 +17,10 @@
  *
  * Drafter: the keys p < pos0 lie in the cache; the block's own, made from its rows, form one more span after all others.
  *
+ * Reading ahead: what lies in the cache before this step is fetched before after_previous(). That is safe as long as its writers have ended: they are spans
+ * of an earlier step, and between them and here stands at least their own sum, which lets nobody start before it has itself waited for all before it; or
+ * append_kernel, which lets the next kernel start only after its writes. td_seq and the page table are written by copies, or by kernels that do likewise.
+ *
  * What must never happen: a block that reads a key from the cache which another block of the same launch writes.
  */
 #include "kernels/cuda/attend.cuh"
@@ -35,11 +39,10 @@ template <int D> static __global__ void append_kernel(const struct attend_args p
 	struct td_seq s;
 
 	norm_weights<D>(p.w, p.w.k_norm, lane, weight);
-	let_next_start();
 	after_previous();
 	i = sequence_of(p.seq, n_seq, row);
 	if (i < 0)
-		return;
+		return; /* a row of no sequence */
 	s = p.seq[i];
 	pos = s.pos0 + row - s.row0;
 	turns(p.w, pos, turn_sh, threadIdx.x, APPEND_WARPS * 32);
@@ -50,6 +53,8 @@ template <int D> static __global__ void append_kernel(const struct attend_args p
 
 		head_store<D>(to + lane * (D / 32), h < n ? norm_turn<D>(p.w, weight, v, turn_sh, lane) : v);
 	}
+	__threadfence(); /* the drafter's block reads ahead, perhaps a few kernels later */
+	let_next_start();
 }
 
 void td__attend_append(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b)
@@ -113,6 +118,14 @@ static __device__ __forceinline__ int span_of(const struct attend_args &p, const
 	return sp->tile < sp->end && (sp->own || i < a.n);
 }
 
+/* The next rows [*ra, *rb) with spans of one length, from *rb on; returns whether this block has a span of theirs. */
+static __device__ __forceinline__ int next_rows(const struct attend_args &p, const struct td_seq &s, int r1, int *ra, int *rb, struct span *sp)
+{
+	*ra = *rb;
+	*rb = alike(p, s, reach_of(p, s, *ra), r1);
+	return span_of(p, s, *ra, *rb, sp);
+}
+
 /* The keys [lo, hi) that row r sees; those of a drafter's block are numbered from 0. */
 static __device__ __forceinline__ void sees(const struct attend_args &p, const struct td_seq &s, int r, int own, int *lo, int *hi)
 {
@@ -145,22 +158,31 @@ static __device__ __forceinline__ int page_of(const struct attend_args &p, const
 	return tile < sp.end && tile * TILE < sp.fresh ? p.kv.table[(size_t)s.slot * p.kv.max_pages + tile] : 0;
 }
 
-template <int D>
-static __device__ __forceinline__ void feed_next(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct feed *f,
-						 bf16 *ring)
+static __device__ __forceinline__ void feed_begin(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct feed *f)
 {
-	int tile = sp.tile + f->unit / 2, base = tile * TILE, value = f->unit & 1;
+	f->unit = 0;
+	f->units = (sp.end - sp.tile) * 2;
+	for (int i = 0; i < 3; i++)
+		f->page[i] = page_of(p, s, sp, sp.tile + i);
+}
+
+/* The part of the next unit that is there before this step, and zeroes beyond the last key. */
+template <int D>
+static __device__ __forceinline__ void feed_old(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct feed *f,
+						bf16 *ring)
+{
+	int tile = sp.tile + f->unit / 2, base = tile * TILE, value = f->unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
 	bf16 *sh = ring + f->unit % p.slots * (TILE * D);
 	const bf16 *old = (const bf16 *)(value ? p.kv.v : p.kv.k) + ((size_t)f->page[0] * p.w.kv_heads + kv_head) * (TILE * D);
-	const bf16 *rows = p.x + p.k_col + (value ? p.w.kv_heads + kv_head : kv_head) * D;
+	int n = min(sp.fresh, sp.limit) - base, limit = sp.limit - base;
 
 	if (f->unit < f->units) {
 #pragma unroll
-		for (int j = 0; j < TILE * D / 8 / THREADS; j++) {
-			int i = threadIdx.x + j * THREADS, r = i / (D / 8), c = i % (D / 8), key = base + r;
-			const bf16 *from = key < sp.fresh ? old + r * D : rows + (size_t)(s.row0 + key - sp.fresh) * p.ldx;
+		for (int j = 0; j < D / 32; j++) {
+			int r = r0 + j * (THREADS / (D / 8));
 
-			copy16(piece<D>(sh, r, c), key < sp.limit ? from + c * 8 : p.x, key < sp.limit ? 16 : 0);
+			if (r < n || r >= limit)
+				copy16(piece<D>(sh, r, c), old + (r < n ? r * D + c * 8 : 0), r < n ? 16 : 0);
 		}
 		if (value) {
 			f->page[0] = f->page[1];
@@ -168,6 +190,32 @@ static __device__ __forceinline__ void feed_next(const struct attend_args &p, co
 			f->page[2] = page_of(p, s, sp, tile + 3);
 		}
 	}
+}
+
+/* The part of a unit that is made from this step's rows. */
+template <int D>
+static __device__ __forceinline__ void feed_new(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, int unit, int units,
+						bf16 *ring)
+{
+	int base = (sp.tile + unit / 2) * TILE, value = unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
+	bf16 *sh = ring + unit % p.slots * (TILE * D);
+	const bf16 *rows = p.x + (size_t)s.row0 * p.ldx + p.k_col + (value ? p.w.kv_heads + kv_head : kv_head) * D + c * 8;
+
+	if (unit >= units || base + TILE <= sp.fresh || base >= sp.limit)
+		return;
+#pragma unroll 1
+	for (int r = r0; r < TILE && base + r < sp.limit; r += THREADS / (D / 8))
+		if (base + r >= sp.fresh)
+			copy16(piece<D>(sh, r, c), rows + (size_t)(base + r - sp.fresh) * p.ldx);
+}
+
+/* Starts the next unit. */
+template <int D>
+static __device__ __forceinline__ void feed_next(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct feed *f,
+						 bf16 *ring)
+{
+	feed_new<D>(p, s, sp, kv_head, f->unit, f->units, ring);
+	feed_old<D>(p, s, sp, kv_head, f, ring);
 	f->unit++;
 	copy_commit();
 }
@@ -175,12 +223,14 @@ static __device__ __forceinline__ void feed_next(const struct attend_args &p, co
 /* Until the oldest of the units under way is there; all of them where rows of this step are among the keys, which come last. */
 static __device__ __forceinline__ void feed_wait(int slots, int all)
 {
-	if (all)
+	if (all) {
+		copy_commit();
 		copy_wait<0>();
-	else if (slots == 2)
+	} else if (slots == 2) {
 		copy_wait<1>();
-	else
+	} else {
 		copy_wait<3>();
+	}
 }
 
 /* Keys made from rows: norm and rotary in place, and both to the cache. A warp takes a key. */
@@ -246,15 +296,17 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 template <int D, int N>
 static __device__ __forceinline__ void weigh(float o[N][4], float l[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
 {
+	int p_at = corner<TILE>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
+
 #pragma unroll
 	for (int kk = 0; kk < TILE / 16; kk++) {
 		uint32_t a[4], b[4];
 
-		load_matrix(a, piece<TILE>(p_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
+		load_matrix(a, p_sh + (p_at ^ kk << 4));
 		mma_bf16(l, a[0], a[1], a[2], a[3], BF16_ONES, BF16_ONES);
 #pragma unroll
 		for (int d = 0; d < N / 2; d++) {
-			load_matrix_transposed(b, piece<D>(v_sh, kk * 16 + (lane >> 3 & 1) * 8 + (lane & 7), c0 + d * 2 + (lane >> 4)));
+			load_matrix_transposed(b, v_sh + (v_at ^ d << 4) + kk * 16 * D);
 			mma_bf16(o[2 * d], a[0], a[1], a[2], a[3], b[0], b[1]);
 			mma_bf16(o[2 * d + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
 		}
@@ -378,13 +430,16 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 }
 
 /* grid (spans, kv_heads, work items of this pass); an item is a sequence and a group of its rows */
-template <int D, int MT> static __global__ void __launch_bounds__(THREADS) span_kernel(const struct attend_args p)
+template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) span_kernel(const struct attend_args p)
 {
-	extern __shared__ __align__(128) bf16 attend_sh[];
+	extern __shared__ __align__(1024) bf16 attend_sh[];
 	struct places<D, MT> sh;
-	int item = p.item0 + blockIdx.z, r0 = item % p.groups * p.rows_per_group, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, ready = 0, r1;
+	int item = p.item0 + blockIdx.z, r0 = item % p.groups * p.rows_per_group, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads;
+	int ra, rb, r1, rows, first, there = 0, early = p.draft || p.from_rows;
 	float weight[D / 32];
 	struct td_seq s;
+	struct span sp;
+	struct feed f;
 
 	sh.q = attend_sh;
 	sh.ring = sh.q + MT * 16 * D;
@@ -392,31 +447,38 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS) span_
 	sh.max = (float *)(sh.p + MT * 16 * TILE);
 	sh.turn = (float2 *)(sh.max + WARPS * 16);
 	norm_weights<D>(p.w, p.w.q_norm, threadIdx.x & 31, weight);
-	after_previous();
-	let_next_start();
 	s = part_of(p.seq[item / p.groups], p.part);
 	r1 = min(s.rows, r0 + p.rows_per_group);
-	for (int ra = r0, rb; ra < r1; ra = rb) {
-		struct feed f = {};
-		struct span sp;
-
-		rb = alike(p, s, reach_of(p, s, ra), r1);
-		if (!span_of(p, s, ra, rb, &sp))
-			continue;
-		f.units = (sp.end - sp.tile) * 2;
-		for (int i = 0; i < 3; i++)
-			f.page[i] = page_of(p, s, sp, sp.tile + i);
+	rows = p.draft ? s.rows : r1 - r0;
+	first = p.draft ? 0 : r0;
+	for (ra = rb = r0; !there && rb < r1;)
+		there = next_rows(p, s, r1, &ra, &rb, &sp);
+	if (there) {
+		feed_begin(p, s, sp, &f);
+		for (int i = 0; early && i < p.slots; i++, f.unit++, copy_commit())
+			feed_old<D>(p, s, sp, kv_head, &f, sh.ring);
+		for (int r = threadIdx.x / 32; r < rows; r += WARPS)
+			turns(p.w, s.pos0 + first + r, sh.turn + r * (p.w.rotary_dim / 2), threadIdx.x & 31, 32);
+	}
+	after_previous();
+	let_next_start(); /* not sooner: see the head */
+	if (!there)
+		return;
+	for (int i = 0; i < p.slots; i++)
+		if (early)
+			feed_new<D>(p, s, sp, kv_head, i, f.units, sh.ring);
+		else
+			feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
+	queries<D, MT>(p, s, r0, (r1 - r0) * gqa, kv_head, sh.q, sh.turn, weight);
+	for (;;) {
+		attend_span<D, MT>(p, s, sp, &f, kv_head, r0, ra, rb, sh);
+		for (there = 0; !there && rb < r1;)
+			there = next_rows(p, s, r1, &ra, &rb, &sp);
+		if (!there)
+			return;
+		feed_begin(p, s, sp, &f);
 		for (int i = 0; i < p.slots; i++)
 			feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
-		if (!ready) {
-			int rows = p.draft ? s.rows : r1 - r0, first = p.draft ? 0 : r0, warp = threadIdx.x / 32;
-
-			for (int r = warp; r < rows; r += WARPS)
-				turns(p.w, s.pos0 + first + r, sh.turn + r * (p.w.rotary_dim / 2), threadIdx.x & 31, 32);
-			queries<D, MT>(p, s, r0, (r1 - r0) * gqa, kv_head, sh.q, sh.turn, weight);
-			ready = 1;
-		}
-		attend_span<D, MT>(p, s, sp, &f, kv_head, r0, ra, rb, sh);
 	}
 }
 
@@ -426,7 +488,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS) span_
  * All that a thread needs is asked for at once: it takes every fourth span of four dims; maxima and sums of the spans lie one in a lane. The four parts
  * are added in order: an order that hangs on the row's spans alone. grid (pairs, kv_heads, work items of this pass), D threads
  */
-template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const struct attend_args p)
+template <int D> static __global__ void __launch_bounds__(D, 512 / D) merge_kernel(const struct attend_args p)
 {
 	enum { PART = D / 4, EACH = (SPANS + 3) / 4 };
 	__shared__ float4 o_sh[4][PART];
@@ -440,19 +502,19 @@ template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const 
 	uint2 gate = {}, y;
 	struct td_seq s;
 
-	after_previous();
-	let_next_start();
 	s = part_of(p.seq[item / p.groups], p.part);
+	n = reach_of(p, s, r).n + p.draft;
+	after_previous();
+	let_next_start(); /* not sooner: see the head */
 	if (in_group >= p.rows_per_group || r >= s.rows)
 		return;
-	n = reach_of(p, s, r).n + p.draft;
 	if (lane < n)
 		one = p.ms[at + lane];
 	if (n > 32)
 		more = p.ms[at + 32];
 #pragma unroll
 	for (int i = 0; i < EACH; i++)
-		v[i] = i * 4 + part < n ? *(const float4 *)(p.o + (at + i * 4 + part) * D + c * 4) : make_float4(0, 0, 0, 0);
+		v[i] = *(const float4 *)(p.o + (at + min(i * 4 + part, n - 1)) * D + c * 4); /* beyond the last: times 0 */
 	if (p.w.gated)
 		gate = *(const uint2 *)(p.x + (size_t)(s.row0 + r) * p.ldx + (2 * h + 1) * D + c * 4);
 	max = fmaxf(one.x, more.x);
@@ -463,7 +525,7 @@ template <int D> static __global__ void __launch_bounds__(D) merge_kernel(const 
 	sum = warp_sum(f * one.y) + more.x * more.y;
 #pragma unroll
 	for (int i = 0; i < EACH; i++) {
-		float w = i * 4 < 32 ? __shfl_sync(~0u, f, i * 4 + part) : part ? 0 : more.x;
+		float w = i * 4 < 32 ? __shfl_sync(~0u, f, i * 4 + part) : part || n <= 32 ? 0 : more.x;
 
 		o[0] += w * v[i].x;
 		o[1] += w * v[i].y;

@@ -168,9 +168,20 @@ template <int D> static __device__ __forceinline__ bf16 *lane_at(bf16 *sh, int r
 	return piece<D>(sh, row, lane * (D / 32) / 8) + lane * (D / 32) % 8;
 }
 
+/*
+ * Elements from a tile's begin to where lane l points ldmatrix: row `row` of the 16 x 16 block at piece 0, second half of the columns for `high`. The block
+ * at an even piece c lies at this XOR c * 8, since rows are as long as a power of two.
+ */
+template <int D> static __device__ __forceinline__ int corner(int row, int high)
+{
+	return row * D + ((high ^ (row & 7)) << 3);
+}
+
 /* Scores of 16 pairs with N * 8 keys from `key` on. */
 template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
 {
+	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+
 #pragma unroll
 	for (int n = 0; n < N; n++)
 #pragma unroll
@@ -180,10 +191,10 @@ template <int D, int N> static __device__ __forceinline__ void scores(float s[N]
 	for (int kk = 0; kk < D / 16; kk++) {
 		uint32_t a[4], b[4];
 
-		load_matrix(a, piece<D>(q_sh, m0 + (lane >> 3 & 1) * 8 + (lane & 7), kk * 2 + (lane >> 4)));
+		load_matrix(a, q_sh + (q_at ^ kk << 4));
 #pragma unroll
 		for (int j = 0; j < N / 2; j++) {
-			load_matrix(b, piece<D>(k_sh, key + j * 16 + (lane >> 4) * 8 + (lane & 7), kk * 2 + (lane >> 3 & 1)));
+			load_matrix(b, k_sh + (k_at ^ kk << 4) + j * 16 * D);
 			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
 			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
 		}

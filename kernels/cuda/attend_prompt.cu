@@ -96,6 +96,8 @@ static __device__ __forceinline__ void soften(float s[8][4], float o[D / 8][4], 
 
 template <int D> static __device__ __forceinline__ void weigh(float o[D / 8][4], float l[4], const float s[8][4], bf16 *v_sh, int lane)
 {
+	int at = corner<D>(lane & 15, lane >> 4);
+
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
 		uint32_t a[4] = {bf16_pair(s[2 * j][0], s[2 * j][1]), bf16_pair(s[2 * j][2], s[2 * j][3]), bf16_pair(s[2 * j + 1][0], s[2 * j + 1][1]),
@@ -106,7 +108,7 @@ template <int D> static __device__ __forceinline__ void weigh(float o[D / 8][4],
 		for (int d = 0; d < D / 16; d++) {
 			uint32_t b[4];
 
-			load_matrix_transposed(b, piece<D>(v_sh, j * 16 + (lane >> 3 & 1) * 8 + (lane & 7), d * 2 + (lane >> 4)));
+			load_matrix_transposed(b, v_sh + (at ^ d << 4) + j * 16 * D);
 			mma_bf16(o[2 * d], a[0], a[1], a[2], a[3], b[0], b[1]);
 			mma_bf16(o[2 * d + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
 		}
@@ -147,7 +149,7 @@ static __device__ __forceinline__ void finish(const struct attend_args &p, const
 /* grid (groups of rows, kv_heads, sequences) */
 template <int D, int W> static __global__ void __launch_bounds__(W * 32, 1) prompt_kernel(const struct attend_args p)
 {
-	extern __shared__ __align__(128) bf16 attend_sh[]; /* q (16 W, D), then stages of K and V (TILE, D) */
+	extern __shared__ __align__(1024) bf16 attend_sh[]; /* q (16 W, D), then stages of K and V (TILE, D) */
 	bf16 *q_sh = attend_sh, *ring = q_sh + W * 16 * D;
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, half = p.w.rotary_dim / 2;
 	int r0 = (gridDim.x - 1 - blockIdx.x) * p.rows_per_group, rows, tiles, page, last[2], two = p.slots == 4;

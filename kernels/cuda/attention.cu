@@ -1,8 +1,8 @@
 /*
  * attention.cu: the target's attention: norm and rotary, append to the cache, attend, gate; and the drafter's context rows.
  *
- * The kernels are in attend.cu, for whole blocks of a prompt in attend_prompt.cu. With one group of rows a sequence (verify, decode) the blocks that attend make the new keys themselves; with more, the
- * new keys are in the cache before anything attends. The bits are the same.
+ * The kernels are in attend.cu, for whole blocks of a prompt in attend_prompt.cu. With one group of rows a sequence (verify, decode) the blocks that attend
+ * make the new keys themselves; with more, the new keys are in the cache before anything attends. The bits are the same.
  */
 #include "kernels/cuda/attend.cuh"
 
