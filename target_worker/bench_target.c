@@ -3,9 +3,10 @@
  */
 #include <stdio.h>
 
+#include "engine/quantise.h"
 #include "target_worker/bench_internal.h"
 
-/* Maps of the target, in the order of a forward; the head is said to be what the others are, as loading makes it where nobody says otherwise. */
+/* Maps of the target, in the order of a forward; the head is what loading makes of it where nobody says otherwise. */
 int td__bench_shapes(const struct td__bench *b, struct td_linear *shape, int max)
 {
 	const struct td_target_config *c = &b->cfg;
@@ -29,6 +30,12 @@ int td__bench_shapes(const struct td__bench *b, struct td_linear *shape, int max
 		}
 		MAP(kind, c->hidden, 2 * c->intermediate);
 		MAP(kind, c->intermediate, c->hidden);
+	}
+	if (td_form_head(c, 0) & TD_FORM_HEAD_INT4) {
+		kind = TD_W_INT4;
+		group = td_quantise_group(c->hidden);
+	} else {
+		kind = TD_W_BF16;
 	}
 	MAP(kind, c->hidden, c->vocab);
 #undef MAP

@@ -1,7 +1,7 @@
 /*
  * test_lossless.c: what speculation, batching, chunking and a crash must not change: the output, token for token.
  *
- *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--head int4|bf16] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
  * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64 (on a GPU 256); a second life that is fed what a first one committed;
@@ -223,7 +223,7 @@ int main(int argc, char **argv)
 {
 	struct pair_options o = {.device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = SLOTS,
 				 .context = CONTEXT, .chunk = 1024};
-	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *file[16];
+	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *head = "int4", *file[16];
 	struct td_tokenizer *tok;
 	struct td_error err;
 	int limit = 0, n_files = 0;
@@ -231,7 +231,7 @@ int main(int argc, char **argv)
 	for (int i = 1; i < argc; i++) {
 		const char **text = !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--target") ? &o.target_dir :
 				    !strcmp(argv[i], "--drafter") ? &o.drafter_dir : !strcmp(argv[i], "--tokenizer") ? &tokenizer :
-				    !strcmp(argv[i], "--weights") ? &weights : NULL;
+				    !strcmp(argv[i], "--weights") ? &weights : !strcmp(argv[i], "--head") ? &head : NULL;
 		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
 
 		if (text && i + 1 < argc)
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
-	o.form = strcmp(weights, "bf16") ? 0 : TD_FORM_BF16;
+	o.form = (strcmp(weights, "bf16") ? 0 : TD_FORM_BF16) | (strcmp(head, "int4") ? 0 : TD_FORM_HEAD_INT4);
 	pair_open(&pair, &o);
 	o.chunk = strcmp(o.device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
 	chunk = o.chunk;
