@@ -3,8 +3,8 @@
 # first figures, each next to its roof: bytes over READ_GBS, operations over TFLOPS of the device (the H200's, measured; others: set them).
 . "$(dirname "$0")/gpu_lib.sh"
 : "${READ_GBS:=4240}" "${TFLOPS:=790}"
-text() { # tokens, about
-	awk -v n="$1" 'BEGIN { for (i = 0; i < n; i++) printf " a" }'
+text() { # tokens, about; the word, another one for each prompt, or what was computed for one would be used for the next
+	awk -v n="$1" -v word="$2" 'BEGIN { for (i = 0; i < n; i++) printf " %s", word }'
 }
 line() { # what, us, roof us
 	awk -v what="$1" -v us="$2" -v roof="$3" 'BEGIN { printf "figure: %-36s %9.3f ms, roof %8.3f ms, %3.0f %% of it\n", what, us / 1000, roof / 1000, 100 * roof / us }'
@@ -12,10 +12,11 @@ line() { # what, us, roof us
 before=$(used)
 serve "$(ways | tail -n 1)" --synthetic qwen3.5-4b --model.tokenizer="$ROOT/models/tiny/tokenizer.json" --engine.slots=1 --engine.context=8448
 body=$(($(figure_of target weights_bytes) - 1271398400)) draft=$(figure_of drafter weights_bytes) head=1271398400
-for n in 64 2048 8192; do
+for prompt in 64:a 2048:b 8192:c; do
+	n=${prompt%:*}
 	s0=$(figure_of target steps) u0=$(figure_of target step_us) w0=$(figure_of target wait_us) c0=$(figure_of target commit_us) d0=$(figure_of drafter steps) e0=$(figure_of drafter step_us)
 	p0=$(figure_of target prefill_tokens) q0=$(figure_of target prefill_us)
-	text $n | "$TANDEM" run --json --raw --ignore-eos -n 64 - >"$T/answer" 2>"$T/err" || fail "$n tokens: $(cat "$T/err")"
+	text "$n" "${prompt#*:}" | "$TANDEM" run --json --raw --ignore-eos -n 64 - >"$T/answer" 2>"$T/err" || fail "$n tokens: $(cat "$T/err")"
 	tokens=$(($(figure_of target prefill_tokens) - p0)) steps=$(($(figure_of target steps) - s0))
 	[ $tokens -ge $((n - 8)) ] && [ $tokens -le $((n + 8)) ] || fail "$tokens tokens instead of $n"
 	grep -q '"output_tokens": *64' "$T/answer" || fail "no 64 tokens: $(cat "$T/answer")"
@@ -31,10 +32,10 @@ plan=$(sed -n 's/.*in all: \([0-9.]*\) GiB.*/\1/p' "$LOG") taken=$(($(used) - be
 echo "memory: $taken MiB taken, $plan GiB planned"
 awk "BEGIN { d = $taken / ($plan * 1024) - 1; exit !(d < 0.05 && d > -0.05) }" || fail "the plan is more than 5 % off"
 awk "BEGIN { exit !($plan < 6) }" || fail "one slot of 8,192 tokens is to fit 6 GiB"
-text 512 | "$TANDEM" run --json --raw --ignore-eos -n 200 -g - >"$T/good" 2>"$T/err" || fail "$(cat "$T/err")"
+text 512 d | "$TANDEM" run --json --raw --ignore-eos -n 200 -g - >"$T/good" 2>"$T/err" || fail "$(cat "$T/err")"
 lines=$(wc -l <"$LOG")
 (sleep 0.15; kill -9 "$(figure_of target pid)") &
-text 512 | "$TANDEM" run --json --raw --ignore-eos -n 200 -g - >"$T/again" 2>"$T/err" || fail "killed: $(cat "$T/err")"
+text 512 d | "$TANDEM" run --json --raw --ignore-eos -n 200 -g - >"$T/again" 2>"$T/err" || fail "killed: $(cat "$T/err")"
 wait $!
 gone=$(awk -v n="$lines" 'NR > n && /worker is gone/ { print NR; exit }' "$LOG") ready=$(awk '/worker is ready/ { n = NR } END { print n }' "$LOG")
 [ -n "$gone" ] && [ "$ready" -gt "$gone" ] || fail "the kill came too late"

@@ -1,13 +1,9 @@
 # limit: 300
 # Weights outlive tandemd on the GPU: the service manager (tests/tools/notify_harness.c) holds their memory over a restart and a crash, by time slices and under MPS. The
 # new workers take it over, the answer is the same, and no memory is lost on the way.
-ROOT=$(cd "$(dirname "$0")/../.." && pwd)
-. "$ROOT/tests/system/daemon_lib.sh"
+. "$(dirname "$0")/gpu_lib.sh"
 . "$ROOT/tests/system/systemd_lib.sh"
 WORKER=
-used() { # MiB of the GPU
-	nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits | head -n 1
-}
 ANSWER=64
 READY_TRIES=2400
 on_gpu() { # imported, what
