@@ -22,6 +22,7 @@ struct side {
 extern struct side ref, dut; /* reference, device under test */
 extern int self; /* both are the CPU: the test tests itself */
 extern int small; /* a few sizes of each operation: the device is emulated, slow, and has done everything when a call returns */
+extern int brief; /* with `small`: each kernel once or twice, for a checker that slows it down a thousand times */
 
 /* Allowed errors when the output is rounded to bf16 (2^-9 at most, about 1.1e-3 in the mean), by kind of operation. */
 #define TOL_ROUND (self ? 1e-5 : 3e-3)

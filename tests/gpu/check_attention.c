@@ -214,6 +214,8 @@ void check_attention(void)
 	target_life("odd: 6/2 of 128", odd);
 	target_life("plain: 5/5 of 64", plain);
 	target_long("odd", odd, 1000);
+	if (brief)
+		return;
 	target_long("tiny", tiny, 2100);
 	target_long("tiny", tiny, 6330);
 	target_long("plain", plain, 4220);
@@ -275,6 +277,8 @@ void check_draft(void)
 	draft_life("4B window 7, both ways", both, 300);
 	draft_life("tiny full", tiny, 128);
 	draft_life("odd window 5", odd, 129);
+	if (brief)
+		return;
 	draft_life("tiny full", tiny, 2500);
 	sliding.heads = tiny.heads;
 	sliding.kv_heads = tiny.kv_heads;

@@ -171,8 +171,9 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 	make_linear(kind, out, in, group, n_part, &r, &d);
 	for (; *rows; rows++)
 		compare(name, &r, &d, *rows, f32, *rows == 16 || *rows == 300);
-	invariance(name, &d, f32);
-	if (!f32)
+	if (!brief)
+		invariance(name, &d, f32);
+	if (!f32 && !brief)
 		company(name, &d);
 	if (!self && (size_t)in * out <= (size_t)64 << 20 && (!small || (out > 64 && in <= 256)))
 		chunks(name, &d, f32);
@@ -182,8 +183,16 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 void check_linear(void)
 {
 	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 0}, some[] = {1, 5, 16, 40, 300, 0};
+	static const int tiles[] = {1, 16, 33, 64, 300, 0};
 	int big = !self && !small;
 
+	if (brief) {
+		map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, tiles);
+		map("INT4 g128", TD_W_INT4, 100, 1152, 128, 1, 1, few);
+		map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, tiles);
+		map("BF16", TD_W_BF16, 64, 1000, 0, 1, 1, few);
+		return;
+	}
 	map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, many);
 	map("INT4 g96", TD_W_INT4, 1, 96, 96, 1, 1, some);
 	map("INT4 g160", TD_W_INT4, 100, 160, 160, 3, 1, some);

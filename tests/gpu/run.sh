@@ -5,7 +5,7 @@
 #	ONLY=pattern	picks checks
 #	SHARED=folder	reference/int4.json and prompts/*.json, where they are at hand; without: our own prompts alone
 #	TIMES=1		the operations' times, too
-#	SANITIZE=1	the tiny pair and the operations under compute-sanitizer (memcheck, racecheck), too
+#	SANITIZE=1	the operations and the tiny pair under compute-sanitizer (memcheck, racecheck), too: less than two minutes
 #	LOG=file	where all output goes, too
 B=${B:-build}
 cd "$(dirname "$0")/../.." || exit 2
@@ -70,14 +70,11 @@ sanitized() { # tool, what, seconds, command...
 	one "$what" "$limit" 'ERROR SUMMARY|RACECHECK SUMMARY|lines,|prompts: ' compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
 }
 if [ -n "${SANITIZE:-}" ]; then
+	# A prompt, some drafted and verified tokens: each kernel of the cycle, at the sizes of the pair.
 	for tool in memcheck racecheck; do
-		for part in rows gdn attention draft sample; do
-			sanitized $tool $part 120 "$B/tests/ops_check" --only $part
-		done
-	done
-	for tool in memcheck racecheck; do # racecheck takes minutes for this one
-		sanitized $tool "the tiny pair" 600 "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 \
-			--limit 1 tests/data/reference_int4.json
+		sanitized $tool "operations" 60 "$B/tests/ops_check" --tiny
+		sanitized $tool "the tiny pair" 60 "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --limit 1 \
+			--tokens 8 tests/data/reference_int4.json
 	done
 fi
 echo "$passed passed, $failed failed"

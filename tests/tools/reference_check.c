@@ -2,7 +2,7 @@
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
  *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin 0.01] [--draft-margin M]
- *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] JSON
+ *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] [--tokens N] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
@@ -11,7 +11,7 @@
  * (norm of the difference over norm of the reference). A token or draft under the margin may differ: then the comparison of that prompt ends there
  * (said in the summary). With --acceptance, the mean acceptance length over the prompts, each up to there, must lie so near the reference's mean, as a
  * part of it.
- * On a device that counts its allocations, none may be made after the first prompt. Prints the first difference of each prompt and exits 1 if there is any.
+ * --tokens: only so many of each prompt. On a device that counts its allocations, none may be made after the first prompt. Prints the first difference of each prompt and exits 1 if there is any.
  */
 #include <jansson.h>
 #include <math.h>
@@ -37,7 +37,7 @@ struct check {
 	struct td_st *st;
 	double margin, draft_margin, tolerance, acceptance;
 	/* probes of the running prompt */
-	int want_rows;
+	int want_rows, tokens_max;
 	struct grab hidden[TD_LAYERS_MAX + 1], features, logits, draft_logits;
 	/* steps of the running prompt */
 	int n_steps, pos[STEPS_MAX], accepted[STEPS_MAX], drafts[STEPS_MAX][TD_DRAFT_MAX], n_drafts[STEPS_MAX];
@@ -343,7 +343,7 @@ static void check_prompt(struct check *c, const json_t *p)
 {
 	const char *name = json_string_value(json_object_get(p, "name"));
 	static int32_t ids[ROWS_MAX], want[ROWS_MAX], out[ROWS_MAX];
-	int n = ids_of(json_object_get(p, "prompt_ids"), ids, ROWS_MAX), n_want = ids_of(json_object_get(p, "output_ids"), want, ROWS_MAX - SPARE), eos = 0;
+	int n = ids_of(json_object_get(p, "prompt_ids"), ids, ROWS_MAX), n_want = ids_of(json_object_get(p, "output_ids"), want, ROWS_MAX - SPARE < c->tokens_max ? ROWS_MAX - SPARE : c->tokens_max), eos = 0;
 	int before = c->failures, limit;
 	const struct td_target_config *t = &c->pair.tw->cfg;
 	const struct pair_hooks hooks = {c, on_draft, on_commit};
@@ -399,13 +399,13 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] [--tokens N] JSON\n");
 	exit(2);
 }
 
 int main(int argc, char **argv)
 {
-	static struct check c = {.margin = 0.01, .draft_margin = -1, .tolerance = 1e-3};
+	static struct check c = {.margin = 0.01, .draft_margin = -1, .tolerance = 1e-3, .tokens_max = ROWS_MAX};
 	struct pair_options o = {.device = "cpu", .slots = 1, .context = ROWS_MAX * 2, .chunk = ROWS_MAX, .target_probe = target_probe,
 				 .drafter_probe = drafter_probe, .probe_ctx = &c};
 	const char *tokenizer = NULL, *file = NULL;
@@ -441,6 +441,8 @@ int main(int argc, char **argv)
 			c.draft_margin = atof(value);
 		else if (!strcmp(argv[a], "--limit"))
 			limit = strtoul(value, NULL, 10);
+		else if (!strcmp(argv[a], "--tokens"))
+			c.tokens_max = atoi(value);
 		else if (!strcmp(argv[a], "--tolerance"))
 			c.tolerance = atof(value);
 		else if (!strcmp(argv[a], "--acceptance"))
