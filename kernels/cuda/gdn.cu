@@ -2,17 +2,22 @@
  * gdn.cu: the Gated DeltaNet layer in one launch: causal convolution, silu, L2 norms, gates, delta rule, gated norm (qwen35 3.4, 3.8).
  *
  * Work: the columns of a state matrix (k_dim, v_dim) evolve apart from each other, so a block owns 32 columns of one value head of one sequence.
- * Its first four warps, the steppers, keep them in registers from the first token to the last: lane (col, part) of a warp holds every fourth run of
- * four rows of one column.
+ * Its first warps, the steppers, keep them in registers from the first token to the last: four columns a warp, eight lanes (parts) a column, each with
+ * every eighth run of four rows.
  *
- *	rows to replay:		prepare (all warps, a token or two each: convolution, silu, norms, gates -> shared memory); step; store the state
- *	each 16 new rows:	prepare; step, token by token without a barrier | meanwhile the other warps bring tail and ring up to date
- *				sums of o -> device memory
- *	last block of a head:	gated norm (a second kernel when there are more rows than a block of verification)
+ *	before the kernel before this one has ended (p.early):
+ *		state -> registers; tail and rows to replay -> shared memory; prepare the latter, step through them
+ *	after it, for each 16 new rows:
+ *		rows -> shared memory; the replayed state is stored
+ *		prepare: a warp takes a token: convolution, silu, norms -> shared memory
+ *		step, token by token without a barrier | meanwhile the other warps bring tail and ring up to date
+ *		sums of o -> device memory
+ *	last block of a head: gated norm (a second kernel when there are more rows than a block of verification)
  *
  * Latency is all there is: 4 MB move in a microsecond, but a chain of loads, norms and 21 tokens lies between input and output. So a token's chain is
- * one dot product, two shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
- * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through.
+ * one dot product, three shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
+ * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through. A token costs 128 multiply-adds a scheduler and little else:
+ * two steppers share a scheduler, so that one's shuffles pass under the other's sums (the compiler would not do that within one warp).
  *
  * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
  * order, so they agree to the bit, wherever a prompt is cut.
@@ -22,13 +27,21 @@
  */
 #include "kernels/cuda/gdn.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 8, THREADS = WARPS * 32, STEPPERS = 4, PARTS = 4, KEEPERS = WARPS - STEPPERS, WINDOW = 16, TURN = WINDOW / WARPS };
+enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24 };
 
-/* A window's tokens, prepared, and what they leave of o. */
+/*
+ * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice] in pieces of eight channels;
+ * a window's tokens, prepared; what they leave of o.
+ */
+struct __align__(16) gate {
+	float decay, beta, kq, none;
+};
 template <int KD> struct window {
+	enum { PIECES = (2 * KD + COLS) / 8 };
+	uint4 raw[RING * PIECES];
 	float k[WINDOW * KD], q[WINDOW * KD], v[WINDOW * COLS];
-	float beta[WINDOW], decay[WINDOW], kq[WINDOW];
-	float o[WINDOW * COLS * PARTS];
+	struct gate gate[WINDOW];
+	float o[WINDOW * COLS * SHARES];
 	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
 };
 
@@ -46,13 +59,13 @@ template <int KD, int VD> static __device__ __forceinline__ struct place find_pl
 	at.v_dim = VD ? VD : p.w.v_dim;
 	at.slices = div_up(at.v_dim, COLS);
 	at.lane = threadIdx.x & 31;
-	at.warp = threadIdx.x / 32;
+	at.warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* so the compiler knows that a warp's lanes stay together */
 	at.k_head = blockIdx.y;
 	at.head = at.k_head * p.group + blockIdx.x / at.slices;
 	at.col0 = blockIdx.x % at.slices * COLS;
 	at.channel = 2 * p.w.k_heads * KD + at.head * at.v_dim + at.col0;
-	at.part = at.lane & 3;
-	at.col = at.warp * 8 + (at.lane >> 2);
+	at.part = at.lane % PARTS;
+	at.col = at.warp * (32 / PARTS) + at.lane / PARTS;
 	return at;
 }
 
@@ -68,94 +81,106 @@ template <int KD> static __device__ __forceinline__ void load_taps(const struct 
 	}
 }
 
-/* A warp's raw inputs: its tokens' rows and the three before them, and what the gates are made of. */
-template <int KD> struct raw {
-	enum { N = KD / 32, ROWS = TURN + TD_CONV_TAIL };
-	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
-	bf16 v[ROWS];
-	float b, a;
+/* Channel of a piece of a row, or -1 where the slice is narrower. */
+template <int KD> static __device__ __forceinline__ int piece_channel(const struct gdn_args &p, const struct place &at, int piece)
+{
+	int i = piece * 8 - 2 * KD;
+
+	if (i >= 0)
+		return at.col0 + i < at.v_dim ? at.channel + i : -1;
+	return (piece * 8 < KD ? at.k_head : p.w.k_heads + at.k_head - 1) * KD + piece * 8;
+}
+
+/* A thread's pieces of up to LOADS * THREADS / PIECES rows: number of the row, and how far from the first. */
+template <int KD> struct pieces {
+	enum { LOADS = (WINDOW * window<KD>::PIECES + THREADS - 1) / THREADS };
+	int row[LOADS], offset[LOADS];
 };
 
-/* Tokens of a window of n that a warp prepares: one or two neighbours, which share rows. */
-static __device__ __forceinline__ int turn(int n)
+template <int KD> static __device__ __forceinline__ void find_pieces(const struct gdn_args &p, const struct place &at, struct pieces<KD> &x)
 {
-	return n > WARPS ? TURN : 1;
+#pragma unroll
+	for (int i = 0; i < pieces<KD>::LOADS; i++) {
+		int id = threadIdx.x + i * THREADS, channel = piece_channel<KD>(p, at, id % window<KD>::PIECES);
+
+		x.row[i] = channel < 0 ? WINDOW : id / window<KD>::PIECES;
+		x.offset[i] = x.row[i] * p.ld + channel;
+	}
 }
 
-/* For n tokens from token t0 of the stream on. */
+/* Tail and rows to replay: rows 0 .. replay + 2 of the stream. */
 template <int KD>
-static __device__ __forceinline__ void fetch(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n, struct raw<KD> &x)
+static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct place &at, struct window<KD> &x)
 {
-	enum { N = raw<KD>::N };
-	int first = at.warp * turn(n), last = t0 + n + TD_CONV_TAIL - 1, mine = t0 + min(first + min(at.lane, turn(n) - 1), n - 1);
-	int q0 = at.k_head * KD + at.lane * N, k0 = q0 + p.w.k_heads * KD, v0 = at.channel + (at.col0 + at.lane < at.v_dim ? at.lane : 0);
+	enum { PIECES = window<KD>::PIECES };
 
-	if (first >= n)
-		return;
-#pragma unroll
-	for (int j = 0; j < raw<KD>::ROWS; j++) {
-		const bf16 *row = stream_row(p, s, min(t0 + first + j, last));
+#pragma unroll 3
+	for (int id = threadIdx.x; id < (s.replay + TD_CONV_TAIL) * PIECES; id += THREADS) {
+		int row = id / PIECES, channel = piece_channel<KD>(p, at, id % PIECES);
 
-		load_words<N / 2>(x.q[j], row + q0);
-		load_words<N / 2>(x.k[j], row + k0);
-		x.v[j] = __ldcg(row + v0);
+		if (channel >= 0)
+			x.raw[id] = __ldcg((const uint4 *)(stream_row(p, s, row) + channel));
 	}
-	x.b = token_ba(p, s, mine, at.head);
-	x.a = token_ba(p, s, mine, p.w.v_heads + at.head);
 }
 
-/* Convolution, silu, norms and gates of what was fetched. */
-template <int KD>
-static __device__ __forceinline__ void prepare(const struct place &at, int n, const struct raw<KD> &in, float rate, float bias, struct window<KD> &x)
+/* What a lane's gate is made of, for n tokens from token t0 of the stream on by one warp: b of the tokens in its first half, a in the second. */
+static __device__ __forceinline__ float load_gate(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n)
 {
-	enum { N = raw<KD>::N };
-	int count = turn(n), first = at.warp * count;
-	float u = in.a + bias;
+	return token_ba(p, s, t0 + max(min(at.lane % WINDOW, n - 1), 0), at.head + at.lane / WINDOW * p.w.v_heads);
+}
 
-	if (first >= n)
-		return;
+template <int KD>
+static __device__ __forceinline__ void make_gate(const struct place &at, float v, float rate, float bias, struct window<KD> &x)
+{
+	float beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
+
+	*(at.lane < WINDOW ? &x.gate[at.lane].beta : &x.gate[at.lane - WINDOW].decay) = at.lane < WINDOW ? beta : decay;
+}
+
+/* Convolution, silu and norms of token t of a window that begins at token t0 of the stream, by a warp. */
+template <int KD> static __device__ __forceinline__ void prepare(const struct place &at, int t0, int t, struct window<KD> &x)
+{
+	enum { N = KD / 32, ROWS = TD_CONV_TAIL + 1 };
+	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
+	float a[N], b[N], v[ROWS], qq = 0, kk = 0, kq = 0;
+
 #pragma unroll
-	for (int i = 0; i < TURN; i++) {
-		int t = first + i;
-		float a[N], b[N], qq = 0, kk = 0, kq = 0, v;
+	for (int j = 0; j < ROWS; j++) {
+		const bf16 *row = (const bf16 *)(x.raw + (t0 + t + j) % RING * window<KD>::PIECES);
 
+		copy_words<N / 2>(q[j], row + at.lane * N);
+		copy_words<N / 2>(k[j], row + KD + at.lane * N);
+		v[j] = __bfloat162float(row[2 * KD + at.lane]);
+	}
 #pragma unroll
-		for (int c = 0; c < N; c++) {
-			float4 wq = x.taps[c * 32 + at.lane], wk = x.taps[KD + c * 32 + at.lane];
+	for (int c = 0; c < N; c++) {
+		float4 wq = x.taps[c * 32 + at.lane], wk = x.taps[KD + c * 32 + at.lane];
 
-			a[c] = conv(wq, element(in.q[i], c), element(in.q[i + 1], c), element(in.q[i + 2], c), element(in.q[i + 3], c));
-			b[c] = conv(wk, element(in.k[i], c), element(in.k[i + 1], c), element(in.k[i + 2], c), element(in.k[i + 3], c));
-			qq = fmaf(a[c], a[c], qq);
-			kk = fmaf(b[c], b[c], kk);
-			kq = fmaf(a[c], b[c], kq);
-		}
-		v = conv(x.taps[2 * KD + at.lane], __bfloat162float(in.v[i]), __bfloat162float(in.v[i + 1]), __bfloat162float(in.v[i + 2]),
-			 __bfloat162float(in.v[i + 3]));
-		qq = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KD);
-		kk = rsqrtf(warp_sum(kk) + 1e-6f);
-		kq = warp_sum(kq) * qq * kk;
-		if (i >= count)
-			continue;
-		store_lane<N>(x.q + t * KD + at.lane * N, a, qq);
-		store_lane<N>(x.k + t * KD + at.lane * N, b, kk);
-		x.v[t * COLS + at.lane] = v;
-		if (at.lane == 0)
-			x.kq[t] = kq;
+		a[c] = conv(wq, element(q[0], c), element(q[1], c), element(q[2], c), element(q[3], c));
+		b[c] = conv(wk, element(k[0], c), element(k[1], c), element(k[2], c), element(k[3], c));
+		qq = fmaf(a[c], a[c], qq);
+		kk = fmaf(b[c], b[c], kk);
+		kq = fmaf(a[c], b[c], kq);
 	}
-	if (at.lane < count && first + at.lane < WINDOW) {
-		x.beta[first + at.lane] = sigmoid(in.b);
-		x.decay[first + at.lane] = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
-	}
+	qq = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KD);
+	kk = rsqrtf(warp_sum(kk) + 1e-6f);
+	kq = warp_sum(kq) * qq * kk;
+	store_lane<N>(x.q + t * KD + at.lane * N, a, qq);
+	store_lane<N>(x.k + t * KD + at.lane * N, b, kk);
+	x.v[t * COLS + at.lane] = conv(x.taps[2 * KD + at.lane], v[0], v[1], v[2], v[3]);
+	if (at.lane == 0)
+		x.gate[t].kq = kq;
 }
 
 /*
  * n tokens on this lane's part of its column. k of a token is kept in registers from its dot product to its update, and there the next token's takes
- * its place. Each token leaves this part's share of o.
+ * its place. Each token leaves a share of o for two parts.
  */
 template <int KD> static __device__ __forceinline__ void step(struct window<KD> &x, const struct place &at, int n, float state[KD / PARTS])
 {
 	enum { RUNS = KD / (4 * PARTS) };
 	const float4 *k_sh = (const float4 *)x.k + at.part, *q_sh = (const float4 *)x.q + at.part;
+	float *o_sh = x.o + at.col * SHARES + at.part / 2, once = at.part == 0 ? 1.0f : 0.0f;
 	float4 k[RUNS];
 
 #pragma unroll
@@ -163,8 +188,14 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 		k[j] = k_sh[j * PARTS];
 #pragma unroll 1
 	for (int t = 0; t < n; t++) {
-		float decay = x.decay[t], beta = x.beta[t], kq = x.kq[t], v = x.v[t * COLS + at.col], r[4] = {}, e[4] = {}, d;
+		struct gate g = x.gate[t];
+		float v = x.v[t * COLS + at.col], r[4] = {}, e[4] = {}, d;
+		float4 q[RUNS];
 
+#pragma unroll
+		for (int j = 0; j < RUNS; j++)
+			q[j] = q_sh[j * PARTS];
+		q_sh += KD / 4;
 		k_sh += t + 1 < n ? KD / 4 : 0;
 #pragma unroll
 		for (int j = 0; j < RUNS; j++) {
@@ -174,43 +205,49 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 			r[3] = fmaf(state[j * 4 + 3], k[j].w, r[3]);
 		}
 		d = (r[0] + r[1]) + (r[2] + r[3]);
-		d += __shfl_xor_sync(~0u, d, 1);
-		d += __shfl_xor_sync(~0u, d, 2);
+#pragma unroll
+		for (int m = 1; m < PARTS; m <<= 1)
+			d += __shfl_xor_sync(~0u, d, m);
 #pragma unroll
 		for (int j = 0; j < RUNS; j++) {
-			float4 q = q_sh[t * (KD / 4) + j * PARTS];
-
-			e[0] = fmaf(state[j * 4], q.x, e[0]);
-			e[1] = fmaf(state[j * 4 + 1], q.y, e[1]);
-			e[2] = fmaf(state[j * 4 + 2], q.z, e[2]);
-			e[3] = fmaf(state[j * 4 + 3], q.w, e[3]);
+			e[0] = fmaf(state[j * 4], q[j].x, e[0]);
+			e[1] = fmaf(state[j * 4 + 1], q[j].y, e[1]);
+			e[2] = fmaf(state[j * 4 + 2], q[j].z, e[2]);
+			e[3] = fmaf(state[j * 4 + 3], q[j].w, e[3]);
 		}
-		d = beta * fmaf(-decay, d, v);
+#pragma unroll
+		for (int i = 0; i < KD / PARTS; i++)
+			state[i] *= g.decay;
+		d = g.beta * fmaf(-g.decay, d, v);
 #pragma unroll
 		for (int j = 0; j < RUNS; j++) {
-			state[j * 4] = fmaf(k[j].x, d, state[j * 4] * decay);
-			state[j * 4 + 1] = fmaf(k[j].y, d, state[j * 4 + 1] * decay);
-			state[j * 4 + 2] = fmaf(k[j].z, d, state[j * 4 + 2] * decay);
-			state[j * 4 + 3] = fmaf(k[j].w, d, state[j * 4 + 3] * decay);
+			state[j * 4] = fmaf(k[j].x, d, state[j * 4]);
+			state[j * 4 + 1] = fmaf(k[j].y, d, state[j * 4 + 1]);
+			state[j * 4 + 2] = fmaf(k[j].z, d, state[j * 4 + 2]);
+			state[j * 4 + 3] = fmaf(k[j].w, d, state[j * 4 + 3]);
 			k[j] = k_sh[j * PARTS];
 		}
-		x.o[(t * COLS + at.col) * PARTS + at.part] = fmaf(decay, (e[0] + e[1]) + (e[2] + e[3]), at.part == 0 ? d * kq : 0.0f);
+		e[0] = (e[0] + e[1]) + (e[2] + e[3]);
+		e[0] += __shfl_xor_sync(~0u, e[0], 1);
+		if (at.part % 2 == 0)
+			*o_sh = fmaf(g.decay, e[0], d * (g.kq * once));
+		o_sh += COLS * SHARES;
 	}
 }
 
-/* Two neighbouring columns of o of a window's row, from their parts. */
-static __device__ __forceinline__ float2 sum_parts(const float *o_sh, int row, int col)
+/* Two neighbouring columns of o of a window's row, from their shares. */
+static __device__ __forceinline__ float2 sum_shares(const float *o_sh, int row, int col)
 {
-	const float4 *part = (const float4 *)(o_sh + (row * COLS + col) * PARTS);
-	float4 a = part[0], b = part[1];
+	const float4 *share = (const float4 *)(o_sh + (row * COLS + col) * SHARES);
+	float4 a = share[0], b = share[1];
 
 	return make_float2((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
 }
 
-/* Of this lane's part of a column whose first row is `kept`. */
+/* `kept`: the first of this lane's rows, in its column. */
 static __device__ __forceinline__ float *state_row(float *kept, const struct place &at, int i)
 {
-	return kept + (size_t)((i >> 2) * 4 * PARTS + at.part * 4 + (i & 3)) * at.v_dim;
+	return kept + ((i >> 2) * 4 * PARTS + (i & 3)) * at.v_dim;
 }
 
 template <int KD> static __device__ __forceinline__ void store_state(float *kept, const struct place &at, const float state[KD / PARTS])
@@ -227,75 +264,108 @@ static __device__ __forceinline__ unsigned *counters(const struct gdn_args &p)
 }
 
 /*
- * The warps that do not step bring tail and ring up to date: the values' channels of this block at once, as nobody else reads them; q, k, b and a by
- * the last block of the key head that comes here, for by then all have read them. Each warp counts for itself, so none waits for another.
+ * With the last window: the warps that do not step bring tail and ring up to date from the raw rows. The values' channels are this block's own; q, k, b
+ * and a are written by the last block of the key head that comes here, for by then all have read them. Each warp counts for itself, so none waits for
+ * another.
  */
-template <int KD> static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at)
+template <int KD>
+static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x)
 {
+	enum { PIECES = window<KD>::PIECES, Q_K = 2 * KD / 8 };
 	unsigned all = p.group * at.slices;
-	int warp = at.warp - STEPPERS, i = warp * 32 + at.lane, last;
-	int channel = (i < KD / 2 ? at.k_head : p.w.k_heads + at.k_head - 1) * KD + i * 2;
-	struct kept k;
+	int warp = at.warp - STEPPERS, i = warp * 32 + at.lane, rows = s.commit ? 0 : s.rows, first = s.replay + (s.commit ? s.rows : 0), last;
+	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels;
+	bf16 *ring = (bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels;
 
-	static_assert(KD <= KEEPERS * 32, "a thread of the keepers has one pair of channels");
-	if (i < KD)
-		keep_load(p, s, channel, k);
 	last = at.lane == 0 ? count_arrival(counters(p) + at.k_head * KEEPERS + warp, all) == all - 1 : 0;
 	last = __shfl_sync(~0u, last, 0);
-	if (last && i < KD)
-		keep_store(p, s, channel, k);
-	for (; last && !s.commit && i < s.rows * 2 * p.group; i += KEEPERS * 32) {
-		int r = i / (2 * p.group), j = i % (2 * p.group), column = at.k_head * p.group + j + (j < p.group ? 0 : p.w.v_heads - p.group);
+#pragma unroll 2
+	for (int id = i; id < (TD_CONV_TAIL + rows) * PIECES; id += KEEPERS * 32) {
+		int row = id / PIECES, piece = id % PIECES, channel = piece_channel<KD>(p, at, piece);
+		bf16 *to = row < TD_CONV_TAIL ? tail + (size_t)row * p.channels : ring + (size_t)(row - TD_CONV_TAIL) * p.channels;
+
+		if (channel >= 0 && (last || piece >= Q_K))
+			*(uint4 *)(to + channel) = x.raw[(first + row) % RING * PIECES + piece];
+	}
+#pragma unroll 1
+	for (int id = i; last && id < rows * 2 * p.group; id += KEEPERS * 32) {
+		int r = id / (2 * p.group), j = id % (2 * p.group), column = at.k_head * p.group + j + (j < p.group ? 0 : p.w.v_heads - p.group);
 
 		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = read_ba(p, s.row0 + r, column);
 	}
-	if (warp == KEEPERS - 1 && at.lane < COLS / 2 && at.col0 + at.lane * 2 < at.v_dim) {
-		keep_load(p, s, at.channel + at.lane * 2, k);
-		keep_store(p, s, at.channel + at.lane * 2, k);
-	}
 }
 
-/* grid (slices of a key head's value heads, k_heads, sequences) */
+/*
+ * grid (slices of a key head's value heads, k_heads, sequences). With p.early all that was kept by steps before, state, tail, ring and td_seq, is read
+ * before the kernel before this one has ended, and the rows to replay are gone through: see td__cuda_gdn.
+ */
 template <int KD, int VD> static __global__ void __launch_bounds__(THREADS, 2) gdn_kernel(const struct gdn_args p)
 {
 	__shared__ __align__(16) struct window<KD> x;
 	struct place at = find_place<KD, VD>(p);
-	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2, total;
+	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2;
 	float state[KD / PARTS] = {}, *kept, rate = -expf(p.w.a_log[at.head]), bias = p.w.dt_bias[at.head];
-	int t0 = 0, n, fresh;
+	int t0 = 0, n, fresh, total;
+	struct pieces<KD> mine;
 	struct td_seq s;
-	struct raw<KD> in;
 
 	load_taps<KD>(p, at, x.taps);
-	after_previous();
-	let_next_start();
+	if (!p.early)
+		after_previous();
 	s = part_of(p.seq[blockIdx.z], p.part);
 	total = s.replay + s.rows;
-	if (total == 0)
+	if (total == 0) {
+		after_previous();
 		return;
-	kept = p.st.s + ((size_t)s.slot * p.w.v_heads + at.head) * KD * at.v_dim + at.col0 + at.col;
+	}
+	kept = p.st.s + (((size_t)s.slot * p.w.v_heads + at.head) * KD + at.part * 4) * at.v_dim + at.col0 + at.col;
 #pragma unroll
 	for (int i = 0; i < KD / PARTS; i++)
 		if (steps)
 			state[i] = __ldcg(state_row(kept, at, i));
+	load_kept<KD>(p, s, at, x);
+	find_pieces<KD>(p, at, mine);
+#pragma unroll 1
 	do { /* the last window of a sequence without new rows is empty */
+		uint4 raw[pieces<KD>::LOADS];
+		float gate = 0;
+
 		fresh = t0 >= s.replay;
 		n = min((fresh ? total : s.replay) - t0, (int)WINDOW);
-		fetch<KD>(p, s, at, t0, n, in);
-		if (steps && !s.commit && t0 && t0 == s.replay)
-			store_state<KD>(kept, at, state);
-		if (t0 == 0)
-			__syncthreads(); /* the taps */
-		prepare<KD>(at, n, in, rate, bias, x);
+		if (fresh) {
+			const bf16 *from = p.qkvz + (ptrdiff_t)(s.row0 + t0 - s.replay) * p.ld;
+
+			after_previous();
+			let_next_start();
+#pragma unroll
+			for (int i = 0; i < pieces<KD>::LOADS; i++)
+				if (mine.row[i] < n)
+					raw[i] = __ldcg((const uint4 *)(from + mine.offset[i]));
+			if (steps && !s.commit && t0 && t0 == s.replay)
+				store_state<KD>(kept, at, state);
+		}
+		if (at.warp == WARPS - 1)
+			gate = load_gate(p, s, at, t0, n);
+#pragma unroll
+		for (int i = 0; i < pieces<KD>::LOADS; i++)
+			if (fresh && mine.row[i] < n)
+				x.raw[(t0 + TD_CONV_TAIL + mine.row[i]) % RING * window<KD>::PIECES +
+				      (threadIdx.x + i * THREADS) % window<KD>::PIECES] = raw[i];
+		__syncthreads();
+#pragma unroll 1
+		for (int t = at.warp; t < n; t += WARPS)
+			prepare<KD>(at, t0, t, x);
+		if (at.warp == WARPS - 1)
+			make_gate<KD>(at, gate, rate, bias, x);
 		__syncthreads();
 		if (at.warp < STEPPERS)
 			step<KD>(x, at, n, state);
-		else if (t0 == s.replay)
-			keep<KD>(p, s, at);
+		else if (fresh && t0 + n == total)
+			keep<KD>(p, s, at, x);
 		__syncthreads();
 		if (fresh && row < n && at.col0 + pair < at.v_dim)
 			*(float2 *)(p.o + ((size_t)(s.row0 + t0 - s.replay + row) * p.w.v_heads + at.head) * at.v_dim + at.col0 + pair) =
-				sum_parts(x.o, row, pair);
+				sum_shares(x.o, row, pair);
 		t0 += n;
 	} while (!fresh || t0 < total);
 	if (steps && s.commit)
@@ -334,8 +404,8 @@ static int fits(struct td_dev *dev, const struct gdn_args &p, const struct td_ba
 			w->k_heads, w->v_heads, w->k_dim, w->v_dim, qkvz.cols, ba.cols, out.cols);
 		return 0;
 	}
-	if (p.ld % 4 || p.ld_out % 2 || p.channels % 4 || w->v_dim % 2 || w->v_dim > 256 || (uintptr_t)p.qkvz % 8) {
-		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: rows of %d values, %d channels and value heads of %d don't fit loads of four values", p.ld,
+	if (p.ld % 8 || p.ld_out % 2 || p.channels % 8 || w->v_dim % 8 || w->v_dim > 256 || (uintptr_t)p.qkvz % 16) {
+		td__cuda_fail(dev, TD_E_UNSUPPORTED, "gdn: rows of %d values, %d channels and value heads of %d don't fit loads of eight values", p.ld,
 			      p.channels, w->v_dim);
 		return 0;
 	}
@@ -370,6 +440,7 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 	dim3 grid(p.group * div_up(p.w.v_dim, COLS), p.w.k_heads, b->n_seq);
 
 	p.norm_here = rows <= TD_BLOCK_MAX;
+	p.early = p.part == GDN_BEFORE;
 	if (p.w.k_dim == 128 && p.w.v_dim == 128)
 		td__cuda_launch(dev, "gdn", gdn_kernel<128, 128>, grid, THREADS, 0, p);
 	else if (p.w.k_dim == 128)
@@ -380,6 +451,11 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 		td__cuda_launch(dev, "gdn", norm_kernel, dim3(rows, div_up(p.w.v_heads, WARPS), b->n_seq), THREADS, 0, p);
 }
 
+/*
+ * What a step may read early (p.early): the copy that batch_set enqueues, or the first kernel of a recorded step, which lets nothing start before it
+ * has written td_seq, is a full stop: every kernel behind it starts after all that was enqueued before it has ended. Within the step no other operation
+ * writes a layer's state, tail and ring, and this one is called once for each. So only its own earlier parts are to be waited for.
+ */
 void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz,
 		  struct td_tensor ba, struct td_tensor out)
 {

@@ -23,6 +23,7 @@ struct gdn_args {
 	int ld_out;
 	float *o; /* (R, v_heads * v_dim): before the norm */
 	int channels, norm_here, part, group; /* group: value heads of a key head */
+	int early; /* no kernel since the batch was set has written this state, tail or ring */
 	unsigned *counter; /* gdn.cu's arrivals */
 };
 
@@ -91,10 +92,16 @@ static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const
 	return read_either(kept ? p.st.ring_ba : p.ba, at + column, kept | p.ba_f32);
 }
 
+/* silu by the GPU's own exponential and reciprocal: some units in the last place, less than a bf16 input carries, for a fifth of the instructions. */
+static __device__ __forceinline__ float swish(float x)
+{
+	return x * fast_inverse(1.0f + fast_exp2(x * -1.4426950408889634f));
+}
+
 /* Convolution and silu of one channel from four rows. The order of the sums is written out, so that no two kernels can round them differently. */
 static __device__ __forceinline__ float conv(float4 w, float a, float b, float c, float d)
 {
-	return silu(fmaf(w.w, d, fmaf(w.z, c, fmaf(w.y, b, w.x * a))));
+	return swish(fmaf(w.w, d, fmaf(w.z, c, fmaf(w.y, b, w.x * a))));
 }
 
 /* A lane's neighbouring channels of one row, as words of two. */
@@ -107,6 +114,18 @@ template <int N> static __device__ __forceinline__ void load_words(uint32_t *to,
 		to[N - 1] = v.y;
 	} else {
 		to[0] = __ldcg((const uint32_t *)from);
+	}
+}
+
+template <int N> static __device__ __forceinline__ void copy_words(uint32_t *to, const bf16 *from)
+{
+	if (N == 2) {
+		uint2 v = *(const uint2 *)from;
+
+		to[0] = v.x;
+		to[N - 1] = v.y;
+	} else {
+		to[0] = *(const uint32_t *)from;
 	}
 }
 
@@ -136,7 +155,7 @@ static __device__ __forceinline__ float slice_squares(float2 v)
 
 static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, uint32_t z)
 {
-	return bf16_pair(o.x * scale * weight.x * silu(bf16_lo(z)), o.y * scale * weight.y * silu(bf16_hi(z)));
+	return bf16_pair(o.x * scale * weight.x * swish(bf16_lo(z)), o.y * scale * weight.y * swish(bf16_hi(z)));
 }
 
 /* Gated norm of one head of one row by one warp (3.1 rmsg), half a warp for each slice. v_dim <= 256, even */
@@ -172,38 +191,6 @@ static __device__ __forceinline__ void gated_norm(const struct gdn_args &p, int 
 	for (int i = 0; i < MAX; i++)
 		if (2 * (lane + 32 * i) < n)
 			*(uint32_t *)(y + 2 * (lane + 32 * i)) = gate_pair(v[i], sum, w[i], g[i]);
-}
-
-/* What a call leaves in tail and ring of two neighbouring channels. */
-struct kept {
-	uint32_t last[TD_CONV_TAIL], fresh[TD_BLOCK_MAX];
-};
-
-static __device__ __forceinline__ void keep_load(const struct gdn_args &p, const struct td_seq &s, int channel, struct kept &k)
-{
-	int done = s.replay + (s.commit ? s.rows : 0);
-
-#pragma unroll
-	for (int i = 0; i < TD_CONV_TAIL; i++)
-		k.last[i] = __ldcg((const uint32_t *)(stream_row(p, s, done + i) + channel));
-#pragma unroll
-	for (int i = 0; i < TD_BLOCK_MAX; i++)
-		k.fresh[i] = !s.commit && i < s.rows ? __ldcg((const uint32_t *)(p.qkvz + (size_t)(s.row0 + i) * p.ld + channel)) : 0;
-}
-
-/* Once everyone who reads these channels' old tail and ring has done so. */
-static __device__ __forceinline__ void keep_store(const struct gdn_args &p, const struct td_seq &s, int channel, const struct kept &k)
-{
-	uint32_t *tail = (uint32_t *)((bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels + channel);
-	uint32_t *ring = (uint32_t *)((bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels + channel);
-
-#pragma unroll
-	for (int i = 0; i < TD_CONV_TAIL; i++)
-		tail[(size_t)i * p.channels / 2] = k.last[i];
-#pragma unroll
-	for (int i = 0; i < TD_BLOCK_MAX; i++)
-		if (!s.commit && i < s.rows)
-			ring[(size_t)i * p.channels / 2] = k.fresh[i];
 }
 
 #endif

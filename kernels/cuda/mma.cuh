@@ -86,8 +86,9 @@ static __device__ __forceinline__ unsigned count_arrival(unsigned *counter, unsi
 /*
  * Programmatic dependent launch (td__cuda_launch, compute capability 9.0 on; nothing before it): a kernel may start while the one before it still runs.
  * after_previous waits until all earlier kernels ended and their writes are seen: every thread of every kernel launched so calls it, before it touches
- * anything that another kernel writes, and never skips it. Before it only weights may be read. let_next_start allows the next kernel's blocks to come
- * as soon as every block of this one said so and there is room; it promises nothing about memory.
+ * anything that another kernel writes, and never skips it. Before it only weights may be read, and what was written before
+ * the step began, td_seq included (gdn.cu says why). let_next_start allows the next kernel's blocks to come as soon as every block of this one said so
+ * and there is room; it promises nothing about memory.
  */
 static __device__ __forceinline__ void after_previous()
 {
