@@ -349,12 +349,12 @@ static __device__ __forceinline__ void soften(float s[N][4], const float *max_sh
 		for (int i = 0; i < PARTS; i++)
 			m = fmaxf(m, max_sh[i * rows + row]);
 		base = m == -INFINITY ? 0 : m;
-		keep[half] = exp2f(max[half] - base);
+		keep[half] = fast_exp2(max[half] - base);
 		max[half] = m;
 #pragma unroll
 		for (int n = 0; n < N; n++)
 			*(uint32_t *)(piece<TILE>(p_sh, m0 + row, c0 + n) + 2 * (lane & 3)) =
-				bf16_pair(exp2f(s[n][2 * half] - base), exp2f(s[n][2 * half + 1] - base));
+				bf16_pair(fast_exp2(s[n][2 * half] - base), fast_exp2(s[n][2 * half + 1] - base));
 	}
 }
 
@@ -520,8 +520,8 @@ template <int D> static __global__ void __launch_bounds__(D, 512 / D) merge_kern
 	max = fmaxf(one.x, more.x);
 	for (int d = 16; d; d >>= 1)
 		max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
-	f = exp2f(one.x - max);
-	more.x = exp2f(more.x - max);
+	f = fast_exp2(one.x - max);
+	more.x = fast_exp2(more.x - max);
 	sum = warp_sum(f * one.y) + more.x * more.y;
 #pragma unroll
 	for (int i = 0; i < EACH; i++) {

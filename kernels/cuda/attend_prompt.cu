@@ -74,14 +74,14 @@ static __device__ __forceinline__ void soften(float s[8][4], float o[D / 8][4], 
 			m = fmaxf(m, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
 		m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
 		m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-		keep[half] = exp2f((max[half] - m) * scale);
+		keep[half] = fast_exp2((max[half] - m) * scale);
 		max[half] = m;
 		sub = m * scale;
 #pragma unroll
 		for (int n = 0; n < 8; n++)
 #pragma unroll
 			for (int i = 2 * half; i < 2 * half + 2; i++)
-				s[n][i] = exp2f(fmaf(s[n][i], scale, -sub));
+				s[n][i] = fast_exp2(fmaf(s[n][i], scale, -sub));
 	}
 	if (!__any_sync(~0u, keep[0] != 1 || keep[1] != 1))
 		return;
