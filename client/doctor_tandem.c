@@ -183,7 +183,7 @@ static void check_memory(struct td_doctor *d, const struct td_target_config *t, 
 	struct td_memplan p;
 	struct td_error err;
 
-	of.shm = (struct td_shm_config){.slots = slots, .context = context, .vocab = t->vocab, .features = c ? c->n_taps * t->hidden : 0, .chunk = 256};
+	of.shm = (struct td_shm_config){.slots = slots, .context = context, .vocab = t->vocab, .features = c ? c->n_taps * t->hidden : 0, .chunk = td_chunk_auto(of.device, slots, context)};
 	of.shm.feature_rows = rows > of.shm.chunk ? rows : of.shm.chunk;
 	if (td_memplan_make(&of, &p, &err)) {
 		bad_model(d, "memory plan", err.text);

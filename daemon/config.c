@@ -66,7 +66,7 @@ static const struct setting settings[] = {
 	{"engine", "kv_tokens", INT, AT(kv_tokens), TD_PAGE, 1 << 28, "auto", "tokens of cache for all slots; auto: slots * context", NULL},
 	{"engine", "prefix_cache", TEXT, AT(prefix_cache), 0, 0, "on", "prompts that begin like an earlier one of the same tenant are computed from where they differ", "on|off"},
 	{"engine", "prefix_states", INT, AT(prefix_states), 0, 4096, "auto", "checkpoints of recurrent state that it keeps; auto: 16, fewer where memory is short", NULL},
-	{"engine", "chunk", INT, AT(chunk), 64, 65536, "256", "prompt tokens of one step, a multiple of 64", NULL},
+	{"engine", "chunk", INT, AT(chunk), 64, 65536, "auto", "prompt tokens of one step, a multiple of 64, while nobody decodes; auto: 2048 on a GPU, else 256", NULL},
 	{"engine", "draft_tokens", INT, AT(draft_tokens), 0, TD_DRAFT_MAX, "auto", "drafts per step; auto: the drafter's block - 1, on the CPU 4 unless a request asks for more; 0: no speculation", NULL},
 	{"engine", "threads", INT, AT(threads), 0, 1024, "0", "of each worker on the CPU; 0: one per processor", NULL},
 	{"engine", "target_worker", TEXT, AT(target_worker), 0, 0, "", "executable; empty: tandem-target beside tandemd, or in ../lib/tandem", NULL},
@@ -432,7 +432,7 @@ static int check_whole(const struct td_daemon_config *c, struct td_error *err)
 		return td_error_set(err, TD_E_INVALID, "model.drafter is not set: name the folder of its drafter, or none for plain decoding");
 	if (c->context != TD_AUTO && c->context % TD_PAGE)
 		return td_error_set(err, TD_E_INVALID, "engine.context = %d: must be a multiple of %d", c->context, TD_PAGE);
-	if (c->chunk % 64)
+	if (c->chunk != TD_AUTO && c->chunk % 64)
 		return td_error_set(err, TD_E_INVALID, "engine.chunk = %d: must be a multiple of 64", c->chunk);
 	return 0;
 }

@@ -41,11 +41,10 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 
 	b[TD_TB_X] = shape(TD_F32, rows, (size_t)c->hidden); /* the residual stream: rounding it at every layer would be most of the error */
 	b[TD_TB_NORM] = shape(act, rows, (size_t)c->hidden);
-	b[TD_TB_WIDE] = shape(act, rows, (size_t)max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v));
+	/* what goes into a mixer and what comes out of it; then, in their place, the same of the MLP */
+	b[TD_TB_WIDE] = shape(act, rows, (size_t)max(max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v), 2 * c->intermediate));
 	b[TD_TB_BA] = shape(TD_F32, rows, 2 * (size_t)c->v_heads);
-	b[TD_TB_MIXED] = shape(act, rows, (size_t)max(q, v));
-	b[TD_TB_GATE_UP] = shape(act, rows, 2 * (size_t)c->intermediate);
-	b[TD_TB_INNER] = shape(act, rows, (size_t)c->intermediate);
+	b[TD_TB_MIXED] = shape(act, rows, (size_t)max(max(q, v), c->intermediate));
 	b[TD_TB_PICKED] = shape(TD_F32, block, (size_t)c->hidden);
 	b[TD_TB_PICKED_NORM] = shape(act, block, (size_t)c->hidden);
 	b[TD_TB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab);
@@ -144,6 +143,17 @@ struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, c
 size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum td_dtype act)
 {
 	return (size_t)c->layers * 2 * (size_t)kv_pages * TD_PAGE * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
+}
+
+enum { CHUNK = 256, CHUNK_GPU = 2048 };
+
+int td_chunk_auto(const char *device, int slots, int context)
+{
+	int64_t all = (int64_t)slots * context / CHUNK * CHUNK;
+
+	if (strcmp(device, "cuda") || all < CHUNK)
+		return CHUNK;
+	return all < CHUNK_GPU ? (int)all : CHUNK_GPU;
 }
 
 /* ---- the plan ----------------------------------------------------------------------------------------------------------------------------- */

@@ -14,7 +14,7 @@
 /* ---- what an engine allocates, weights left out --------------------------------------------------------------------------------------------- */
 
 enum td_target_buffer {
-	TD_TB_X, TD_TB_NORM, TD_TB_WIDE, TD_TB_BA, TD_TB_MIXED, TD_TB_GATE_UP, TD_TB_INNER, /* rows of a step */
+	TD_TB_X, TD_TB_NORM, TD_TB_WIDE, TD_TB_BA, TD_TB_MIXED, /* rows of a step */
 	TD_TB_PICKED, TD_TB_PICKED_NORM, TD_TB_LOGITS, /* rows that get logits */
 	TD_TB_TABLE, TD_TB_IDS, TD_TB_VERDICT, TD_TB_SAMPLING, TD_TB_MASKS, TD_TB_SCRATCH,
 	TD_TARGET_BUFFERS,
@@ -52,6 +52,9 @@ struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, c
 					     char *base, struct td_kv *kv, struct td_gdn_state *gdn);
 /* The drafter's pool has the target's pages, by the same numbers. A multiple of 2 * layers: k, v of each. */
 size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum td_dtype act);
+
+/* Prompt rows of a step when nobody says: many on a GPU, which expands INT4 weights once a step; not more than all slots can have. */
+int td_chunk_auto(const char *device, int slots, int context);
 
 /* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */
 

@@ -66,7 +66,7 @@ struct td_target {
 
 	struct td_tensor buffer[TD_TARGET_BUFFERS]; /* owns what the fields below name */
 	int32_t *ids; /* device (max of rows_max, context): of a step, or of a prompt to be counted */
-	struct td_tensor x, norm, wide, ba, mixed, gate_up, inner; /* activations, (rows_max, ...) */
+	struct td_tensor x, norm, wide, ba, mixed, gate_up, inner; /* activations, (rows_max, ...); gate_up lies in wide, inner in mixed */
 	struct td_tensor picked, picked_norm, logits; /* (block_rows, ...) */
 	struct td_sampling *sampling; /* device (slots) */
 	struct td_verdict *verdict; /* device (slots) */

@@ -13,6 +13,8 @@
 #include "engine/fault.h"
 #include "target_worker/internal.h"
 
+enum { CHUNK_BESIDE = 512 }; /* prompt rows of a step between two steps of those who decode */
+
 static int drafter_present(const struct td_target *t)
 {
 	return atomic_load(&t->shm->drafter_present) != 0;
@@ -153,11 +155,14 @@ static int prefill_order(struct td_target *t, int slot[TD_SLOTS_MAX])
 	return n;
 }
 
-/* Up to a chunk of prompt rows in all; a slot's part ends at a multiple of the unit, at its prompt's end, or where its state is wanted. */
+/* Up to a chunk of prompt rows in all, fewer while somebody waits for the next token; a slot's part ends at a multiple of the unit, at its prompt's end,
+ * or where its state is wanted. How a prompt is cut changes none of its bits. */
 static void prefill_plan(struct td_target *t, struct plan *p)
 {
 	int room = t->shm->cfg.chunk, unit = td__prefill_unit(t), order[TD_SLOTS_MAX], n = prefill_order(t, order);
 
+	if (room > CHUNK_BESIDE && td__target_decode_ready(t))
+		room = CHUNK_BESIDE;
 	for (int i = 0; i < n && room > 0; i++) {
 		int slot = order[i], rows;
 		struct td__slot *best = &t->slot[slot];

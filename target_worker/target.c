@@ -33,8 +33,8 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 	t->wide = b[TD_TB_WIDE];
 	t->ba = b[TD_TB_BA];
 	t->mixed = b[TD_TB_MIXED];
-	t->gate_up = b[TD_TB_GATE_UP];
-	t->inner = b[TD_TB_INNER];
+	t->gate_up = td_cols(b[TD_TB_WIDE], 0, 2 * t->w->cfg.intermediate);
+	t->inner = td_cols(b[TD_TB_MIXED], 0, t->w->cfg.intermediate);
 	t->picked = b[TD_TB_PICKED];
 	t->picked_norm = b[TD_TB_PICKED_NORM];
 	t->logits = b[TD_TB_LOGITS];

@@ -51,8 +51,8 @@ static struct td_memplan_of of(const char *target, const char *drafter, const ch
 	OK(td_target_config_load(target, &t, &err));
 	if (drafter)
 		OK(td_drafter_config_load(drafter, &d, &err));
-	o.shm = (struct td_shm_config){ .slots = slots, .context = context, .vocab = t.vocab, .features = d.n_taps * t.hidden, .chunk = 256 };
-	o.shm.feature_rows = slots * TD_BLOCK_MAX > 256 ? slots * TD_BLOCK_MAX : 256;
+	o.shm = (struct td_shm_config){ .slots = slots, .context = context, .vocab = t.vocab, .features = d.n_taps * t.hidden, .chunk = td_chunk_auto(device, slots, context) };
+	o.shm.feature_rows = slots * TD_BLOCK_MAX > o.shm.chunk ? slots * TD_BLOCK_MAX : o.shm.chunk;
 	return o;
 }
 

@@ -483,6 +483,37 @@ static void turns(void)
 	}
 }
 
+/* A long prompt beside one who decodes, in parts of 512 at most so that the other has its next token soon; alone, in whole chunks. */
+static void beside(void)
+{
+	enum { LONG = 1100, PART = 512 };
+	static struct ask a[2];
+	struct pair_request *r[2] = {&a[0].r, &a[1].r}, both[2];
+
+	ask(&a[0], text(1), 20, 0);
+	ask(&a[1], text(2), LONG, 0);
+	for (int i = 0; i < 2; i++) {
+		r[i]->ids = a[i].ids;
+		r[i]->out = a[i].out;
+		r[i]->cache = 0;
+	}
+	pair_submit(&kept, r[0], 0);
+	pair_step(&kept, r[0], 1, NULL);
+	EQUAL("tokens of the one who decodes", r[0]->n_out, 1);
+	pair_submit(&kept, r[1], 1);
+	both[0] = *r[0];
+	both[1] = *r[1];
+	while (!both[1].prefilled)
+		pair_step(&kept, both, 2, NULL);
+	EQUAL("computed beside one who decodes", both[1].prefilled, PART);
+	pair_cancel(&kept, &both[0]);
+	while (both[1].prefilled == PART)
+		pair_step(&kept, both, 2, NULL);
+	EQUAL("computed in two steps", both[1].prefilled, LONG);
+	while (!both[1].finish)
+		pair_step(&kept, both, 2, NULL);
+}
+
 /* A second turn after a long history: what is left to compute, and how long the first token takes. */
 static void history(int n)
 {
@@ -570,6 +601,10 @@ int main(int argc, char **argv)
 		if (only ? chunk == only : !i)
 			all();
 	}
+	chunk = 1024;
+	context = 1152;
+	reopen(&kept, 0, 0);
+	part("beside", beside);
 	context = long_history ? long_history + 128 : 1024;
 	context = (context + 63) / 64 * 64;
 	chunk = long_history ? 256 : 64;
