@@ -12,7 +12,7 @@ void td__assume(struct td_dev *dev, const struct td_batch *b, struct td_tensor l
 	(void)dev;
 	for (int i = 0; i < b->n_seq; i++) {
 		const struct td_seq *s = &b->dev[i];
-		int n = td_assumed(sampling[s->slot].seed, s->pos0);
+		int n = td_assumed(sampling[s->slot].seed, s->pos0, s->rows);
 
 		for (int r = 0; r < n && r < s->rows - 1; r++) {
 			int id = draft[s->slot].token[r];

@@ -24,7 +24,7 @@ static __global__ void assume_kernel(const struct td_seq *seq, const struct td_d
 	let_next_start();
 	after_previous();
 	s = seq[blockIdx.x];
-	n = td_assumed(sampling[s.slot].seed, s.pos0);
+	n = td_assumed(sampling[s.slot].seed, s.pos0, s.rows);
 	if (r >= n || r >= s.rows - 1 || r >= TD_DRAFT_MAX || s.row0 + r >= rows)
 		return;
 	id = draft[s.slot].token[r];

@@ -19,7 +19,7 @@ static void assumed(void)
 	float *l, *a, *b;
 
 	for (int i = 0; i < SLOTS; i++) {
-		int n = td_assumed(seed[i], seq[i].pos0);
+		int n = td_assumed(seed[i], seq[i].pos0, seq[i].rows);
 
 		seq[i].slot = SLOTS - 1 - i;
 		seq[i].row0 = rows;

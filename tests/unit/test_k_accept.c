@@ -51,6 +51,7 @@ static void longest_match(void **state)
 	(void)state;
 	for (int good = 0; good <= 15; good++) {
 		bench_make(&t, 16);
+		t.s[2].frequency = 1e-12f; /* too small to change a logit; without a penalty nobody would count */
 		t.draft[2].n = 15;
 		for (int r = 0; r < 16; r++) {
 			k_row(t.logits, r)[10 + r] = 3;
@@ -297,7 +298,7 @@ static void assumed_lengths(void **state)
 			int at = start, steps = 0;
 
 			for (; steps < 1000; steps++) {
-				int n = td_assumed(mean[i].seed, at);
+				int n = td_assumed(mean[i].seed, at, 16);
 
 				assert_in_range(n, mean[i].least, mean[i].most);
 				at += n;
@@ -305,7 +306,17 @@ static void assumed_lengths(void **state)
 			if (abs(10 * (at - start) - 1000 * (int)mean[i].seed) > 20)
 				fail_msg("seed %d from %d: %d tokens in 1000 steps", (int)mean[i].seed, start, at - start);
 		}
-	assert_int_equal(td_assumed(0, 5) | td_assumed(9, 5) | td_assumed(161, 5) | td_assumed(UINT64_MAX, 5) | td_assumed(33, -1), 0);
+	assert_int_equal(td_assumed(0, 5, 16) | td_assumed(9, 5, 16) | td_assumed(161, 5, 16) | td_assumed(UINT64_MAX, 5, 16) | td_assumed(33, -1, 16), 0);
+	for (int tenths = 10; tenths <= 160; tenths++) { /* a shorter block commits less, down to one token, never more than it has rows */
+		for (int rows = 1; rows < 16; rows++) {
+			assert_in_range(td_assumed_mean(tenths, rows), 10, 10 * rows);
+			assert_true(td_assumed_mean(tenths, rows) <= td_assumed_mean(tenths, rows + 1));
+		}
+		if (abs(td_assumed_mean(tenths, 15) - tenths) > 11)
+			fail_msg("a mean of %d tenths becomes %d with a row less", tenths, td_assumed_mean(tenths, 15));
+	}
+	assert_int_equal(td_assumed_mean(50, 8), 42);
+	assert_int_equal(td_assumed_mean(50, 4), 30);
 }
 
 /* So many tokens are committed, the drafts as they are and then one that is none; a block that is too short is committed whole. */
@@ -319,7 +330,7 @@ static void assumed_acceptance(void **state)
 		for (int rows = 1; rows <= 16; rows++) {
 			struct td_seq seq = {.slot = 2, .rows = rows, .pos0 = 9};
 			struct td_batch b;
-			int want = td_assumed((uint64_t)mean[i], 9);
+			int want = td_assumed((uint64_t)mean[i], 9, rows);
 
 			bench_make(&t, 16);
 			b = k_batch(t.dev, &seq, 1);
@@ -327,7 +338,7 @@ static void assumed_acceptance(void **state)
 			t.draft[2].n = rows - 1;
 			for (int r = 0; r < 15; r++)
 				t.draft[2].token[r] = 20 + r;
-			if (want && want < 16)
+			if (want && want < rows)
 				k_row(t.logits, want - 1)[20 + want - 1] = 7; /* would be accepted */
 			if (!want)
 				k_row(t.logits, 0)[3] = 7;
