@@ -59,6 +59,8 @@ static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_da
 		OPTION("--engine.context=%u", how->context);
 	if (how->weights)
 		OPTION("--model.weights=%s", how->weights);
+	if (how->widths)
+		OPTION("--engine.widths=%s", how->widths);
 	if (how->share) {
 		OPTION("--engine.mps=on");
 		OPTION("--engine.mps_active_thread_percentage=%u", how->share);

@@ -6,6 +6,7 @@
  *   bench_ops.c     the suite ops: a worker's own measurement (tandem-target bench-ops), since this program links no kernel
  *   bench_serve.c   the suites cycle, latency and load, through a daemon's socket
  *   bench_summary.c the few figures that the suites come down to
+ *   bench_tune.c    cycle times for the choice of drafts, into a file
  *   bench_text.c    tables for people, from the JSON that the suites give
  *   bench_html.c    the same as a page of its own, drawn
  *
@@ -18,9 +19,9 @@
 
 struct td_bench_options {
 	struct td_list files;
-	const char *model, *drafter, *device, *html, *save;
+	const char *model, *drafter, *device, *html, *save, *widths;
 	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share, keys;
-	int json, lossless;
+	int json, lossless, tune;
 };
 
 struct td_bench_series { /* zeroed = empty */
@@ -53,6 +54,7 @@ void td_bench_latency_means(json_t *latency); /* of the cases' ratios, once all 
 int td_bench_latency_baseline(struct td_bench *b, const struct td_bench_options *o, json_t *latency);
 
 int td_bench_suite_known(const char *name);
+int td_bench_tune(struct td_bench *b, const struct td_bench_options *o); /* the exit code */
 int td_bench_suites(struct td_bench *b, const struct td_bench_options *o, const struct td_list *words); /* the exit code */
 
 double td_bench_number(const json_t *j, const char *key); /* 0 when not there */

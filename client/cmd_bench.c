@@ -6,7 +6,7 @@
 
 #include "client/bench_suite.h"
 
-static const char usage[] = "tandem bench [options]\n       tandem bench SUITE... [options]";
+static const char usage[] = "tandem bench [options]\n       tandem bench SUITE... [options]\n       tandem bench --tune --model DIR [options]";
 static const char about[] =
 	"Asks every prompt twice, greedily and without thinking: with speculation and without, in turn. Prints tokens per second, their ratio, the acceptance\n"
 	"length, the time per cycle, and compares the answers token for token. Tokens per second count from the first token on.\n\n"
@@ -22,6 +22,8 @@ static const char about[] =
 	"           would give at acceptance lengths of 3.3, 5 and 6 (random weights answer at these lengths); with --model also against BF16 weights\n"
 	"           without speculation, in the same run\n"
 	"  load     1, 2, 4, 8, 16 clients: tokens per second, time to the first token and between tokens, fairness\n\n"
+	"With --tune it measures how long a cycle takes for 1 to 16 requests and 0 to 15 drafts of each, and keeps that where tandemd finds it at its next start:\n"
+	"greedy requests that don't say how many drafts they want then get fewer where many share a step.\n\n"
 	"Exit codes: 0 done, all answers equal; 1 answers differ, or it failed; 2 wrong usage; 3 no daemon; 4 not now; 130 stopped by Ctrl-C.";
 
 static const char *const shell_prompts[] = {
@@ -232,8 +234,12 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		;
 	else if (words->n && (o->files.n || o->lossless))
 		wrong = "--prompts and --lossless are not for suites";
-	else if (!words->n && (o->html || o->save || o->share))
+	else if (!words->n && (o->html || o->save || (o->share && !o->tune)))
 		wrong = "--html, --save and --sm-share are for suites";
+	else if (o->tune && (words->n || o->files.n || o->lossless || o->json))
+		wrong = "--tune is a measurement of its own";
+	else if ((o->tune && !o->model) || (o->widths && !o->tune && !words->n))
+		wrong = "--tune needs --model; --widths goes with it and with suites";
 	else if (o->share > 100 || (o->share && !o->model))
 		wrong = "--sm-share takes a number from 1 to 100, and --model";
 	else if (words->n && !o->model && asks_for(words, "ops"))
@@ -297,6 +303,8 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_COUNT, "threads", 0, "N", "ops: of the CPU (default: all)", &o.threads, 0, NULL, 0},
 		{TD_OPT_COUNT, "sm-share", 0, "N", "all on N percent of a GPU's multiprocessors (needs MPS)", &o.share, 0, NULL, 0},
 		{TD_OPT_TEXT, "save", 0, "FILE", "write the JSON object there, beside whatever is printed", &o.save, 0, NULL, 0},
+		{TD_OPT_FLAG, "tune", 0, NULL, "measure cycles by requests and drafts, and keep them for tandemd (needs --model; up to --max-clients)", &o.tune, 1, NULL, 0},
+		{TD_OPT_TEXT, "widths", 0, "DIR", "where --tune puts its file, or the suites' daemon looks for one (default: the state folder)", &o.widths, 0, NULL, 0},
 		{TD_OPT_TEXT, "html", 0, "FILE", "write the figures as a page, drawn, that needs nothing else", &o.html, 0, NULL, 0},
 		{TD_OPT_TITLE, .help = "A daemon of its own:"},
 		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},
@@ -314,7 +322,7 @@ int td_cmd_bench(int argc, char **argv)
 		code = TD_EXIT_USAGE;
 		if (!check(&b, &o, &words)) {
 			td_bench_catch_interrupt();
-			code = words.n ? td_bench_suites(&b, &o, &words) : o.model ? with_own_daemon(&b, &o) : bench(&b, &o);
+			code = o.tune ? td_bench_tune(&b, &o) : words.n ? td_bench_suites(&b, &o, &words) : o.model ? with_own_daemon(&b, &o) : bench(&b, &o);
 			if (td_flush_stdout("bench"))
 				code = TD_EXIT_FAILED;
 		}

@@ -13,6 +13,7 @@
  *   session.c     one connection (session.h)             textstream.c  tokens to text, stop strings
  *   frames.c      its bytes, as libtandem speaks         stream.c      what its client gets of a request
  *   dispatch.c    what a message asks for                http/         the other protocol (http/http.h)
+ *   width.c       drafts per step by requests in it
  *   device.c      GPU or CPU, and the way back           mps.c         the control daemon by which two processes share a GPU
  *   logpipe.c     what children print                    notify.c, fdstore.c, reload.c   the service manager (notify.h)
  *   job.c         work on a message off the loop         status.c      figures (metrics.c: the same and more for Prometheus)
@@ -46,6 +47,7 @@
 #include "engine/model.h"
 #include "engine/shm.h"
 #include "engine/tokenizer.h"
+#include "engine/widths.h"
 #include "proto/frame.h"
 #include "tandem.pb-c.h"
 
@@ -68,7 +70,7 @@ struct td_daemon_config {
 	/* model */
 	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *trust_content;
 	/* engine */
-	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache;
+	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache, *widths;
 	int mps_active_thread_percentage;
 	int slots, context, kv_tokens, prefix_states, chunk, draft_tokens, threads, watchdog_s, load_timeout_s;
 	/* limits */
@@ -158,6 +160,16 @@ struct td_logpipe {
 int td_logpipe_open(struct td_daemon *d, struct td_logpipe *p, const char *who, enum td_log_level level, int *far_end, struct td_error *err);
 /* Reads what is left and closes; `closed` gets a handle with this data. */
 void td_logpipe_close(struct td_logpipe *p, void *data, uv_close_cb closed);
+
+/* ---- width.c ----------------------------------------------------------------------------------------------------------------------- */
+
+struct td_width {
+	int known;
+	struct td_widths table;
+};
+
+void td_width_load(struct td_daemon *d); /* the target is ready */
+void td_width_count(struct td_daemon *d); /* after each cycle */
 
 /* ---- mps.c ------------------------------------------------------------------------------------------------------------------------- */
 
@@ -275,7 +287,7 @@ struct td_request {
 	size_t n_grammar;
 	int n_stop_ids;
 	int32_t stop_id[TD_STOP_IDS_MAX];
-	int max_total, k;
+	int max_total, k, k_may_fall;
 	uint64_t deadline_us; /* 0 = none */
 	/* how it goes */
 	int slot; /* -1 when not running */
@@ -527,6 +539,7 @@ struct td_daemon {
 	struct td_tenants tenants;
 	struct td_child target, drafter;
 	struct td_mps mps;
+	struct td_width width;
 	uint64_t asked_us; /* when a client said something; 0 since memory was given back */
 	uint64_t told_us; /* when waiting clients were told their places */
 	uint64_t checked_us; /* when td_supervisor_check ran last */

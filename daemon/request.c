@@ -266,6 +266,8 @@ static int read_lengths(const struct td_daemon_config *c, const struct td_model 
 	r->max_total = r->log.n_prompt + (most < room ? most : room);
 	if (s->has_draft_tokens && (s->draft_tokens < 0 || s->draft_tokens > TD_DRAFT_MAX))
 		return td_error_set(err, TD_E_INVALID, "draft_tokens is %d; it must be from 0 to %d", s->draft_tokens, TD_DRAFT_MAX);
+	/* A seed's answer hangs on how many drafts there were; a greedy one doesn't. */
+	r->k_may_fall = !s->has_draft_tokens && !(r->sampling.temperature > 0);
 	r->k = !s->has_draft_tokens ? m->k : s->draft_tokens < m->k_max ? s->draft_tokens : m->k_max;
 	return 0;
 }

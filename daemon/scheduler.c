@@ -50,6 +50,7 @@ static void fill_area(struct td_daemon *d, int slot, const struct td_request *r)
 	a->n_prompt = r->log.n_prompt;
 	a->max_total = r->max_total;
 	a->k = r->k;
+	a->k_may_fall = r->k_may_fall;
 	a->n_stop = r->n_stop_ids;
 	memcpy(a->stop, r->stop_id, sizeof(a->stop));
 	a->cache = r->cache;
@@ -279,6 +280,7 @@ static void count(struct td_daemon *d, struct td_request *r, const struct td_rec
 	d->count.accepted += (uint64_t)accepted;
 	for (int i = 0; i < accepted; i++)
 		d->count.accepted_at[i]++;
+	td_width_count(d);
 }
 
 static void take_commit(struct td_daemon *d, struct td_slot *s, const struct td_record *rec)

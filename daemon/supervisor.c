@@ -241,6 +241,8 @@ void td_child_ready(struct td_child *c)
 	c->failed = 0;
 	c->progress_us = td_now_us();
 	td_fdstore_keep(c);
+	if (c == &d->target)
+		td_width_load(d);
 	if (c == &d->drafter)
 		atomic_store(&d->shm->drafter_present, 1);
 	/* A target that could not take over its arena made a new one: a drafter that still reads the old one must not go on. */

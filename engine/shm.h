@@ -30,7 +30,7 @@
 #include "kernels/kernels.h"
 
 enum {
-	TD_SHM_VERSION = 4,
+	TD_SHM_VERSION = 5,
 	TD_STEPS = 4,
 	TD_FEATURE_BUFS = 2,
 	TD_RING_RECORDS = 4096,
@@ -104,6 +104,7 @@ struct td_slot_area {
 	int32_t n_prompt; /* of these, how many are prompt (penalties count the others as output) */
 	int32_t max_total; /* stop with LENGTH when prompt + output reach this; <= context */
 	int32_t k; /* drafts per step wanted for this request, 0 = plain decoding; at most the drafter's block - 1 */
+	int32_t k_may_fall; /* 1: fewer where many requests share the step (width), since its answer doesn't hang on their number */
 	int32_t n_stop;
 	int32_t stop[TD_STOP_IDS_MAX]; /* ending ids; empty under ignore_eos */
 	int32_t cache; /* 1: the prefix cache may serve this request and keep its prompt */
@@ -168,6 +169,7 @@ struct td_shm {
 	_Atomic uint32_t drafter_present;
 	_Alignas(128) struct td_flag target, drafter; /* last step done by each */
 	struct td_bell bell_target, bell_drafter;
+	_Atomic int32_t width[TD_SLOTS_MAX + 1]; /* [n]: drafts of each request while n are decoded together, + 1; 0: as many as it wants. tandemd may change it */
 	struct td_worker_stats stats_target, stats_drafter;
 	struct td_step step[TD_STEPS];
 	struct td_ring to_target, from_target, from_drafter;

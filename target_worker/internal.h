@@ -25,6 +25,7 @@ struct td__slot {
 	int total; /* tokens known: n_tokens, then + committed; the anchor is at total - 1 once decoding */
 	int max_total;
 	int k; /* drafts per step, 0 = plain */
+	int k_may_fall; /* where many requests share the step */
 	int replay; /* rows of the last block that are final but not yet in the recurrent state */
 	uint32_t draft_step; /* the drafter's step that makes this slot's drafts; 0 = none asked */
 	int drafts; /* how many of them */

@@ -94,6 +94,17 @@ static struct td_step_entry *record_add(struct td_target *t, struct plan *p, int
 	return e;
 }
 
+/* Of k drafts, those that pay while so many requests are decoded together. What tandemd wrote is compared before it is used. */
+static int narrowed(const struct td_target *t, int k)
+{
+	int n = 0, width;
+
+	for (int i = 0; i < t->n_slots; i++)
+		n += t->slot[i].phase == TD__DECODE && !t->slot[i].paused;
+	width = atomic_load_explicit(&t->shm->width[n], memory_order_relaxed) - 1;
+	return width >= 0 && width < k ? width : k;
+}
+
 /* After these rows the drafter shall draft: fewer at the context's end, where a whole block has no positions left. */
 static void record_draft(struct td_target *t, struct td_step_entry *e)
 {
@@ -104,7 +115,8 @@ static void record_draft(struct td_target *t, struct td_step_entry *e)
 		return;
 	s = &t->slot[e->slot];
 	left = t->shm->cfg.context - (e->pos0 + e->rows) - 1;
-	e->draft = s->k < left ? s->k : left;
+	e->draft = s->k_may_fall ? narrowed(t, s->k) : s->k;
+	e->draft = e->draft < left ? e->draft : left;
 	s->drafts = e->draft;
 	s->draft_step = e->draft ? t->step : 0;
 }

@@ -194,6 +194,7 @@ static void start(struct td_target *t, const struct td_record *rec)
 		s->n_prompt = a->n_prompt;
 		s->max_total = a->max_total;
 		s->k = atomic_load(&t->shm->drafter_present) ? a->k : 0;
+		s->k_may_fall = a->k_may_fall;
 		refusal = start_memory(t, slot);
 	}
 	if (refusal) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The figures of one large GPU in one run: operations, cycle, latency against BF16, load, and cycle and operations on a narrow slice; at Qwen3.5-4B shapes
+# The figures of one large GPU in one run: drafts by load, operations, cycle, latency against BF16, load, and cycle and operations on a narrow slice; at Qwen3.5-4B shapes
 # with random weights, at assumed acceptance lengths. From the tree, or from a bundle ("B=. sh tests/gpu/bench_h200.sh" inside it). The table at the end
 # holds each figure against what it is to reach. Exits 1 when a measurement failed, not when a figure is missed.
 #
@@ -21,8 +21,10 @@ bench() { # seconds, arguments
 	timeout -k 10 "$limit" "$TANDEM" bench "$@" --device "$DEVICE" --ms "${MS:-20}" || echo "FAILED: tandem bench $*"
 	echo "($(($(date +%s) - start)) s)"
 }
+widths=$OUT/widths
+bench 120 --tune --model "synthetic:$MODEL" --max-clients "${CLIENTS:-8}" --context 512 --widths "$widths" | tee "$OUT/tune.txt"
 bench 240 ops cycle latency load --model "synthetic:$MODEL" --context "$CONTEXT" --runs "$RUNS" --warmups 1 --requests 2 --max-clients "${CLIENTS:-8}" \
-	--save "$OUT/bench.json" --html "$OUT/bench.html" | tee "$OUT/bench.txt"
+	--widths "$widths" --save "$OUT/bench.json" --html "$OUT/bench.html" | tee "$OUT/bench.txt"
 [ "$NARROW" = 0 ] || bench 120 ops cycle --model "synthetic:$MODEL" --context 2560 --runs 1 --sm-share "$NARROW" --save "$OUT/narrow.json" | tee "$OUT/narrow.txt"
 [ -z "${GROUP32:-}" ] || bench 120 cycle --model "synthetic:$MODEL:g32" --context 2560 --runs 2 --save "$OUT/g32.json" | tee "$OUT/g32.txt"
 goals() { # of the summary in a file
