@@ -19,6 +19,12 @@ enum { N_CASES = sizeof(cases) / sizeof(cases[0]), BLOCK = 16, LOAD_PROMPT = 64,
 static const int assumed[] = {33, 50, 60}; /* tenths of a token a step */
 enum { N_ASSUMED = sizeof(assumed) / sizeof(assumed[0]), USUAL = 50 };
 
+/* An assumed length is that of a whole block, so that is asked for; else the daemon chooses, or the caller did. */
+static int32_t drafts(const struct td_bench *b)
+{
+	return b->assumes && b->draft_tokens == TD_BENCH_AUTO ? BLOCK - 1 : b->draft_tokens;
+}
+
 /* A verify has rows beyond the answer's end, which need room. */
 static int fits(const struct td_bench *b, size_t i)
 {
@@ -76,7 +82,7 @@ static json_t *assumed_ways(struct td_bench *b, size_t i, const struct td_bench_
 	size_t k;
 
 	for (k = 0; k < N_ASSUMED; k++) {
-		one = way(b, i, b->draft_tokens, assumed[k], o);
+		one = way(b, i, drafts(b), assumed[k], o);
 		if (!one) {
 			json_decref(list);
 			return NULL;
@@ -219,7 +225,7 @@ static json_t *cycle_json(size_t i, const struct td_bench_load *l, const struct 
 
 static json_t *cycle_case(struct td_bench *b, const struct td_bench_options *o, size_t i)
 {
-	struct td_bench_load l = {.clients = 1, .prompt = cases[i].prompt, .tokens = cases[i].tokens, .drafts = b->draft_tokens, .requests = 1,
+	struct td_bench_load l = {.clients = 1, .prompt = cases[i].prompt, .tokens = cases[i].tokens, .drafts = drafts(b), .requests = 1,
 				  .tenths = b->assumes ? USUAL : 0};
 	struct tandem_status *from = NULL, *to = NULL;
 	struct tandem_error err;

@@ -43,7 +43,7 @@ code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --contex
 [ "$(grep -c '"us": 0.0,' "$OUT")" = 0 ] && positive us roof_gb_per_s roof_gflop_per_s roof_share || fail "an operation takes no time"
 
 # ---- random weights answer at the lengths that are assumed, all else as in life; the file has what is printed
-code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 256 --draft-tokens 7 --runs 1 --warmups 0 --requests 1 --max-clients 1 \
+code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 256 --runs 1 --warmups 0 --requests 1 --max-clients 1 \
 	--save "$T/saved.json"
 shows "ANSWERS ARE MEANINGLESS"
 shows "mean of the ratios at length 5.0"
