@@ -20,7 +20,7 @@
 #include "target_worker/bench.h"
 #include "target_worker/bench_internal.h"
 
-enum { CONTEXT_MIN = 256, CHUNK_GPU = 1024 /* rows of a step of prefill there */, ROOF_ROWS = 512, ROOF_SIDE = 2048, STREAM_OUT = 8192, STREAM_IN = 4096, DENSE_SIDE = 8192, MAPS_MAX = 5 * TD_LAYERS_MAX + 1 };
+enum { CONTEXT_MIN = 256, CHUNK_GPU = 2048 /* rows of a step of prefill there */, ROOF_ROWS = 512, ROOF_SIDE = 2048, STREAM_OUT = 8192, STREAM_IN = 4096, DENSE_SIDE = 8192, MAPS_MAX = 5 * TD_LAYERS_MAX + 1 };
 #define ROOM ((uint64_t)2 << 30) /* for everything but what a roof reads */
 
 /* ---- roofs -------------------------------------------------------------------------------------------------------------------------- */
