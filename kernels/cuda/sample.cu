@@ -120,15 +120,37 @@ static __device__ __forceinline__ void load_values(float4 v[RUNS], const float *
 	}
 }
 
+/* Apart from the kernel, so that rows that need it not have registers for more blocks. */
+static __device__ __noinline__ float adjusted_apart(const struct adjust &a, float logit, int id)
+{
+	return adjusted(a, logit, id);
+}
+static __device__ __noinline__ void leave_list(struct scan_shared *sh, const struct td_sampling *set, int vocab, const uint32_t own[OWN], uint32_t most,
+					       float best, int from, struct entry *list, struct piece *piece)
+{
+	int top_k = top_k_of(set, vocab), n;
+	uint32_t key[OWN], least;
+	mass_t mass;
+
+#pragma unroll
+	for (int k = 0; k < OWN; k++)
+		key[k] = own[k];
+	least = threshold_of_piece(sh, most, top_k && top_k < SHORT ? top_k : SHORT);
+	n = list_piece(sh, key, least, from, list);
+	mass = top_k ? 0 : mass_of_piece(sh, key, best, set->temperature);
+	if (threadIdx.x == 0)
+		*piece = {least == 1 ? -INFINITY : value_of(least), n, mass};
+}
+
 /* grid (pieces, logit rows) */
-static __global__ void __launch_bounds__(SCAN, 4) scan_kernel(const struct sample_args p)
+static __global__ void __launch_bounds__(SCAN, 5) scan_kernel(const __grid_constant__ struct sample_args p)
 {
 	__shared__ struct scan_shared sh;
-	int row = blockIdx.y, from = blockIdx.x * TD_SCRATCH_PIECE, end = min(p.vocab, from + TD_SCRATCH_PIECE), r, i, top_k;
+	int row = blockIdx.y, from = blockIdx.x * TD_SCRATCH_PIECE, end = min(p.vocab, from + TD_SCRATCH_PIECE), r, i;
 	size_t at = (size_t)row * p.pieces + blockIdx.x;
 	const struct td_sampling *set;
 	float4 v[RUNS];
-	uint32_t key[OWN], most;
+	uint32_t key[OWN], most, copy[OWN];
 	struct adjust a;
 	struct best best;
 
@@ -143,27 +165,31 @@ static __global__ void __launch_bounds__(SCAN, 4) scan_kernel(const struct sampl
 		return;
 	adjust_init(&a, set, p.counts + (size_t)p.seq[i].slot * p.wide, p.propose ? NULL : p.draft[p.seq[i].slot].token, p.propose ? 0 : r, from, end,
 		    &sh.adjust);
+	if (a.n_bias || a.penalties) {
+#pragma unroll
+		for (int k = 0; k < OWN; k++) {
+			float4 &four = v[k / 4];
+			float &x = k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w;
+
+			if (from + place(k) < end)
+				x = adjusted_apart(a, x, from + place(k));
+		}
+	}
 #pragma unroll
 	for (int k = 0; k < OWN; k++) {
 		const float4 &four = v[k / 4];
-		int id = from + place(k);
 
-		key[k] = id < end ? key_of(adjusted(a, k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w, id)) : 0;
+		key[k] = from + place(k) < end ? key_of(sane(k % 4 == 0 ? four.x : k % 4 == 1 ? four.y : k % 4 == 2 ? four.z : four.w)) : 0;
 	}
 	best = best_of_piece(&sh, key, from, &most);
 	if (threadIdx.x == 0)
 		p.best[at] = best;
 	if (greedy(set))
 		return;
-	top_k = top_k_of(set, p.vocab);
-	{
-		uint32_t least = threshold_of_piece(&sh, most, top_k && top_k < SHORT ? top_k : SHORT);
-		int n = list_piece(&sh, key, least, from, lists_of(p, row) + (size_t)blockIdx.x * PIECE_LIST);
-		mass_t mass = top_k ? 0 : mass_of_piece(&sh, key, best.value, set->temperature);
-
-		if (threadIdx.x == 0)
-			p.piece[at] = {least == 1 ? -INFINITY : value_of(least), n, mass};
-	}
+#pragma unroll
+	for (int k = 0; k < OWN; k++)
+		copy[k] = key[k];
+	leave_list(&sh, set, p.vocab, copy, most, best.value, from, lists_of(p, row) + (size_t)blockIdx.x * PIECE_LIST, p.piece + at);
 }
 
 /* ---- choose: common to both -------------------------------------------------------------------------------------------------------- */
@@ -217,7 +243,7 @@ static __device__ __noinline__ void list_candidates(struct choose_shared *sh, co
 }
 
 /* One sampled proposal. */
-static __device__ void propose_row(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
+static __device__ __noinline__ void propose_row(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
 				   uint32_t position, struct td_draft *d, int at)
 {
 	struct pool pool;
@@ -273,7 +299,7 @@ static __device__ __noinline__ void propose_in_turn(struct choose_shared *sh, co
 }
 
 /* grid (largest rows, sequences) */
-static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const struct sample_args p)
+static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const __grid_constant__ struct sample_args p)
 {
 	extern __shared__ __align__(16) char propose_raw[];
 	struct choose_shared *sh = (struct choose_shared *)propose_raw;
@@ -564,7 +590,7 @@ static __device__ __forceinline__ int tops(const struct td_sampling *s, int voca
 }
 
 /* One row, as if those before it had been accepted; `found` is for row 0 .. rows-1 of the sequence. */
-static __device__ void decide_row(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set, int r)
+static __device__ __noinline__ void decide_row(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set, int r)
 {
 	const struct td_draft *d = r + 1 < s.rows ? &p.draft[s.slot] : NULL;
 	int row = s.row0 + r, accepted = 0, token;
@@ -667,7 +693,7 @@ static __device__ void settle(struct choose_shared *sh, const struct sample_args
 }
 
 /* grid (largest rows, sequences) */
-static __global__ void __launch_bounds__(CHOOSE) accept_kernel(const struct sample_args p)
+static __global__ void __launch_bounds__(CHOOSE) accept_kernel(const __grid_constant__ struct sample_args p)
 {
 	extern __shared__ __align__(16) char accept_raw[];
 	struct choose_shared *sh = (struct choose_shared *)accept_raw;

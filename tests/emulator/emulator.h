@@ -32,6 +32,7 @@ using std::min;
 #undef __constant__
 #undef __launch_bounds__
 #undef __noinline__
+#undef __grid_constant__
 #define __shared__ static
 #define __global__
 #define __device__
@@ -39,6 +40,7 @@ using std::min;
 #define __constant__
 #define __launch_bounds__(...)
 #define __noinline__ __attribute__((noinline))
+#define __grid_constant__
 
 namespace emu
 {
