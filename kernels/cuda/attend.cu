@@ -655,6 +655,7 @@ void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch
 		return;
 	step = td__cuda_scratch_size(dev) / per_item;
 	step = step < 1 ? 1 : step > items ? items : step;
+	step = (items - 1) / ((items - 1) / step + 1) + 1; /* passes of about the same size */
 	p->step = (int)step;
 	mem = (char *)td__cuda_scratch(dev, step * per_item);
 	if (!mem)

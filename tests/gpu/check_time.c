@@ -180,18 +180,19 @@ static void call_draft(struct bench *b, int i)
 	dut.ops->draft_attention(dut.dev, &b->attn, &b->kv[i % b->copies], &b->batch, b->x, b->y);
 }
 
-static void attention(int draft, int context, int rows)
+/* `n` sequences of the same length, `rows` each. */
+static void attention(int draft, int context, int rows, int n)
 {
 	int heads = draft ? 32 : 16, kv_heads = draft ? 8 : 4, dim = draft ? 128 : 256, pages = (context + rows + TD_PAGE - 1) / TD_PAGE;
-	size_t cache = (size_t)pages * kv_heads * TD_PAGE * dim;
+	size_t cache = (size_t)n * pages * kv_heads * TD_PAGE * dim;
 	struct bench *b = host(sizeof(*b));
-	int32_t *table = host((size_t)pages * 4);
+	int32_t *table = host((size_t)n * pages * 4);
 	float *norm = random_values((size_t)dim, 0.2f), *freq = host((size_t)dim * 4);
 	int cols = ((draft ? 1 : 2) * heads + 2 * kv_heads) * dim;
 	char text[96];
 
-	for (int i = 0; i < pages; i++)
-		table[i] = pages - 1 - i;
+	for (int i = 0; i < n * pages; i++)
+		table[i] = n * pages - 1 - i;
 	b->attn = (struct td_attn){.heads = heads,
 				   .kv_heads = kv_heads,
 				   .head_dim = dim,
@@ -201,18 +202,19 @@ static void attention(int draft, int context, int rows)
 				   .gated = !draft};
 	b->attn.q_norm = b->attn.k_norm = put(&dut, norm, (size_t)dim * 4);
 	b->attn.inv_freq = put(&dut, freq, (size_t)dim * 4);
-	b->copies = 8;
+	b->copies = n > 1 ? 2 : 8;
 	for (int i = 0; i < b->copies; i++) {
-		b->kv[i] = (struct td_kv){.max_pages = pages, .table = put(&dut, table, (size_t)pages * 4)};
+		b->kv[i] = (struct td_kv){.max_pages = pages, .table = put(&dut, table, (size_t)n * pages * 4)};
 		b->kv[i].k = put_act(&dut, random_values(cache, 1), 1, (int)cache, (int)cache).data;
 		b->kv[i].v = put_act(&dut, random_values(cache, 1), 1, (int)cache, (int)cache).data;
 	}
-	b->x = put_act(&dut, random_values((size_t)rows * cols, 1), rows, cols, cols);
-	b->y = new_act(&dut, rows, heads * dim, heads * dim);
-	b->seq[0] = (struct td_seq){.rows = rows, .pos0 = context, .commit = rows > TD_BLOCK_MAX};
-	make_batch(&dut, &b->batch, b->seq, 1);
-	snprintf(text, sizeof(text), "%s at %d, %d rows", draft ? "draft_attention" : "attention", context, rows);
-	show(text, time_calls(draft ? call_draft : call_attention, b, rows > 16 ? 20 : 200), rows > 16 ? 0 : (double)context * kv_heads * dim * 4,
+	b->x = put_act(&dut, random_values((size_t)n * rows * cols, 1), n * rows, cols, cols);
+	b->y = new_act(&dut, n * rows, heads * dim, heads * dim);
+	for (int i = 0; i < n; i++)
+		b->seq[i] = (struct td_seq){.slot = i, .row0 = i * rows, .rows = rows, .pos0 = context, .commit = rows > TD_BLOCK_MAX};
+	make_batch(&dut, &b->batch, b->seq, n);
+	snprintf(text, sizeof(text), n > 1 ? "%s at %d, %d rows, %d sequences" : "%s at %d, %d rows", draft ? "draft_attention" : "attention", context, rows, n);
+	show(text, time_calls(draft ? call_draft : call_attention, b, rows > 16 ? 20 : 200), rows > 16 ? 0 : (double)n * context * kv_heads * dim * 4,
 	     rows > 16 ? 4.0 * heads * dim * rows * (context + rows / 2.0) : 0);
 	drop_all();
 }
@@ -315,14 +317,16 @@ static void gdns(void)
 
 static void attentions(void)
 {
-	attention(0, 2048, 1);
-	attention(0, 2048, 16);
-	attention(0, 8192, 16);
-	attention(0, 7680, 512);
-	attention(0, 0, 2048);
-	attention(0, 6144, 2048);
-	attention(1, 2048, 16);
-	attention(1, 8192, 16);
+	attention(0, 2048, 1, 1);
+	attention(0, 2048, 16, 1);
+	attention(0, 8192, 16, 1);
+	attention(0, 2048, 16, 8);
+	attention(0, 7680, 512, 1);
+	attention(0, 0, 2048, 1);
+	attention(0, 6144, 2048, 1);
+	attention(1, 2048, 16, 1);
+	attention(1, 8192, 16, 1);
+	attention(1, 2048, 16, 8);
 }
 
 void measure(const char *only)
