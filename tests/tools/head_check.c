@@ -139,6 +139,7 @@ static void report(const char *name, const struct sums *s)
 		printf(", in the best %d %.2f", best[i], 100.0 * (double)s->among[i] / (double)s->rows);
 	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, quantised %.3f\n", s->kl / (double)s->rows, s->kl_most, s->equal,
 	       (double)(s->accepted[0] + s->cycles[0]) / (double)s->cycles[0], (double)(s->accepted[1] + s->cycles[1]) / (double)s->cycles[1]);
+	fflush(stdout);
 }
 
 int main(int argc, char **argv)
