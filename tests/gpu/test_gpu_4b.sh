@@ -11,7 +11,8 @@ line() { # what, us, roof us
 }
 before=$(used)
 serve "$(ways | tail -n 1)" --synthetic qwen3.5-4b --model.tokenizer="$ROOT/models/tiny/tokenizer.json" --engine.slots=1 --engine.context=8448
-body=$(($(figure_of target weights_bytes) - 1271398400)) draft=$(figure_of drafter weights_bytes) head=1271398400
+head=327782400 # 4 bits and a scale for 128; beside it the table in BF16, which is only looked up in
+body=$(($(figure_of target weights_bytes) - 1271398400 - head)) draft=$(figure_of drafter weights_bytes)
 for prompt in 64:a 2048:b 8192:c; do
 	n=${prompt%:*}
 	s0=$(figure_of target steps) u0=$(figure_of target step_us) w0=$(figure_of target wait_us) c0=$(figure_of target commit_us) d0=$(figure_of drafter steps) e0=$(figure_of drafter step_us)
@@ -31,7 +32,8 @@ done
 plan=$(sed -n 's/.*in all: \([0-9.]*\) GiB.*/\1/p' "$LOG") taken=$(($(used) - before))
 echo "memory: $taken MiB taken, $plan GiB planned"
 awk "BEGIN { d = $taken / ($plan * 1024) - 1; exit !(d < 0.05 && d > -0.05) }" || fail "the plan is more than 5 % off"
-awk "BEGIN { exit !($plan < 6) }" || fail "one slot of 8,192 tokens is to fit 6 GiB"
+spare=$(sed -n 's/.*target: .*checkpoints of prefixes \([0-9.]*\),.*/\1/p' "$LOG") # fewer where memory is short
+awk "BEGIN { exit !($plan - $spare / 1024 < 6) }" || fail "one slot of 8,192 tokens is to fit 6 GiB"
 text 512 d | "$TANDEM" run --json --raw --ignore-eos -n 200 -g - >"$T/good" 2>"$T/err" || fail "$(cat "$T/err")"
 lines=$(wc -l <"$LOG")
 (sleep 0.15; kill -9 "$(figure_of target pid)") &

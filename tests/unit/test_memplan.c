@@ -171,6 +171,7 @@ static void plan_4b(const char *drafter, int slots, int form, struct td_memplan 
 static void the_4b_pair_fits(void **state)
 {
 	struct td_memplan p;
+	uint64_t weights;
 
 	(void)state;
 	plan_4b("synthetic:dflash-4b", 8, 0, &p);
@@ -181,9 +182,14 @@ static void the_4b_pair_fits(void **state)
 	assert_true(p.target.state > 8 * 50300000ull && p.target.state < 8 * 60000000ull);
 	assert_true(p.target.weights > 3000000000ull && p.target.weights < 3250000000ull);
 	assert_true(p.drafter.weights > 320000000ull && p.drafter.weights < 360000000ull);
-	plan_4b("synthetic:dflash-4b-paper", 8, 0, &p);
+	weights = p.target.weights;
+	plan_4b("synthetic:dflash-4b", 8, TD_FORM_HEAD_INT4, &p);
 	assert_true(p.all <= 14 * GIB);
-	plan_4b("synthetic:dflash-4b", 1, 0, &p);
+	/* the head once more: 4 bits a value and two bytes for 128; the arena is filled up to 2 MiB */
+	assert_true(p.target.weights - weights > 325000000ull && p.target.weights - weights < 330000000ull);
+	plan_4b("synthetic:dflash-4b-paper", 8, TD_FORM_HEAD_INT4, &p);
+	assert_true(p.all <= 14 * GIB);
+	plan_4b("synthetic:dflash-4b", 1, TD_FORM_HEAD_INT4, &p);
 	assert_true(p.all <= 6 * GIB);
 	plan_4b(NULL, 1, 0, &p);
 	assert_int_equal(p.drafter.weights + p.drafter.kv + p.drafter.buffers + p.drafter.context, 0);
