@@ -568,7 +568,7 @@ template <int D, int MT> static void attend(struct td_dev *dev, struct attend_ar
 	p.slots = most > dev->shared_max || (D == 256 && items * p.w.kv_heads * p.spans > dev->sms) ? 2 : 4;
 	shared = shared_bytes<D>(MT, p.slots, turned, p.w.rotary_dim);
 	if (!allowed)
-		td__cuda_shared(dev, span_kernel<D, MT>, most < dev->shared_max ? most : dev->shared_max);
+		td__cuda_shared(dev, span_kernel<D, MT>, dev->shared_max); /* layers differ in what they need */
 	allowed = 1;
 	for (; p.item0 < items && !dev->error.code; p.item0 += p.step) {
 		int n = items - p.item0 < p.step ? items - p.item0 : p.step;
