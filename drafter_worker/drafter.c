@@ -177,12 +177,10 @@ static void batch_add(struct td_batch *b, struct td_seq *seq, int slot, int row0
 		b->max_ctx = pos0 + rows;
 }
 
-/* *drafted: somebody got drafts. */
-static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, struct td_error *err)
+/* What the step appends and who gets drafts; both batches are empty before. */
+static int plan(struct td_drafter *d, const struct td_step *s, struct td_batch *append, struct td_seq *append_seq, struct td_batch *block,
+		struct td_seq *block_seq, struct td_error *err)
 {
-	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
-	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
-	struct td_tensor features = {d->o.exchange.features[s->number % TD_FEATURE_BUFS], d->ops->act, s->n_rows, d->shm->cfg.features, d->shm->cfg.features};
 	int rc;
 
 	for (int i = 0; i < s->n_entries; i++) {
@@ -194,23 +192,48 @@ static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, s
 		c = &d->context[e->slot];
 		if ((rc = entry_check(d, s, e, err)) || (e->begins && (rc = begin(d, s, e, err))))
 			return rc;
-		batch_add(&append, append_seq, e->slot, e->row0, e->rows, e->pos0);
+		batch_add(append, append_seq, e->slot, e->row0, e->rows, e->pos0);
 		c->fed += e->rows;
 		if (e->draft && alive(d, e))
-			batch_add(&block, block_seq, e->slot, block.n_rows, e->draft + 1, c->fed);
+			batch_add(block, block_seq, e->slot, block->n_rows, e->draft + 1, c->fed);
 	}
+	return 0;
+}
+
+/* Rows of a prompt are appended by themselves; those of a verify together with the drafts that follow, as one step that is kept for the next time.
+ * *drafted: somebody got drafts. */
+static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, struct td_error *err)
+{
+	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
+	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
+	uint32_t buffer = s->number % TD_FEATURE_BUFS;
+	struct td_tensor features = {d->o.exchange.features[buffer], d->ops->act, d->rows_max, d->shm->cfg.features, d->shm->cfg.features};
+	struct td_replay step = {.who = d, .ctx_max = d->shm->cfg.context};
+	int together, rc;
+
+	if ((rc = plan(d, s, &append, append_seq, &block, block_seq, err)))
+		return rc;
 	td_fault_spot("drafter.step");
 	td_fault_gpu("drafter.gpu.fault", d->ops, d->dev);
-	if (append.n_seq) {
+	*drafted = block.n_seq > 0;
+	together = *drafted && append.max_rows <= TD_BLOCK_MAX && append.n_rows <= d->block_rows;
+	if (!together && append.n_seq) {
 		d->ops->batch_set(d->dev, &append);
 		td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));
 	}
-	*drafted = block.n_seq > 0;
-	if (block.n_seq) {
-		d->ops->batch_set(d->dev, &block);
+	if (!*drafted)
+		return d->ops->sync(d->dev, err);
+	if (together)
+		step.batch[step.n++] = &append;
+	step.batch[step.n++] = &block;
+	step.what = d->o.probe ? 0 : together ? 2 + buffer : 1;
+	if (!d->ops->replay(d->dev, &step)) {
+		if (together)
+			td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));
 		td__drafter_block(d, &block);
+		d->ops->replay_end(d->dev);
 	}
-	return d->ops->sync(d->dev, err);
+	return d->ops->replay_wait(d->dev, err);
 }
 
 static void reset(struct td_drafter *d)
@@ -249,6 +272,6 @@ int td_drafter_work(struct td_drafter *d, struct td_error *err)
 	atomic_fetch_add(&d->shm->stats_drafter.steps, 1);
 	atomic_fetch_add(&d->shm->stats_drafter.step_us, before);
 	atomic_fetch_add(&d->shm->stats_drafter.draft_us, drafted ? before : 0);
-	d->ops->flag_set(d->dev, &d->shm->drafter, next, &d->shm->bell_target); /* last: the target may take this processor at once */
+	td_flag_set(&d->shm->drafter, next, &d->shm->bell_target); /* last: the target may take this processor at once */
 	return 1;
 }

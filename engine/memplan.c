@@ -50,7 +50,6 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	b[TD_TB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab);
 	b[TD_TB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
-	b[TD_TB_VERDICT] = shape(TD_U8, s->slots, sizeof(struct td_verdict));
 	b[TD_TB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
 	b[TD_TB_MASKS] = shape(TD_I32, block, (size_t)TD_MASK_WORDS(c->vocab) + 1);
 	b[TD_TB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = rows, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,

@@ -16,7 +16,7 @@
 enum td_target_buffer {
 	TD_TB_X, TD_TB_NORM, TD_TB_WIDE, TD_TB_BA, TD_TB_MIXED, /* rows of a step */
 	TD_TB_PICKED, TD_TB_PICKED_NORM, TD_TB_LOGITS, /* rows that get logits */
-	TD_TB_TABLE, TD_TB_IDS, TD_TB_VERDICT, TD_TB_SAMPLING, TD_TB_MASKS, TD_TB_SCRATCH,
+	TD_TB_TABLE, TD_TB_IDS, TD_TB_SAMPLING, TD_TB_MASKS, TD_TB_SCRATCH,
 	TD_TARGET_BUFFERS,
 };
 enum td_drafter_buffer {

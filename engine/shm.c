@@ -1,5 +1,5 @@
 /*
- * shm.c: creating, checking and mapping the shared memory; rings and bells.
+ * shm.c: creating, checking and mapping the shared memory; rings, bells and flags.
  *
  * Layout: struct td_shm, slot areas, token ids, grammars, pages beside the step records, exchange region (CPU backend), each at a multiple of a
  * page. It follows from the configuration alone, so whoever maps the memory computes it again and compares: a header that lies is refused, not
@@ -29,7 +29,6 @@ enum {
 	VOCAB_MAX = 1 << 22,
 	FEATURES_MAX = 1 << 18,
 	ROWS_MAX = 1 << 20,
-	SPIN_US = 20,
 };
 
 static uint64_t round_up(uint64_t n, uint64_t to)
@@ -292,7 +291,14 @@ static void relax(void)
 }
 
 /* Spinning pays for itself only while the other side runs on another processor, and a hop between two that do takes well under 20 us; beyond
- * that the sleeper's processor is worth more to others. */
+ * that the sleeper's processor is worth more to others, unless a GPU is idle until this one wakes: a sleeper comes back after some 50 us. */
+static int spin_us = 20;
+
+void td_bell_spin(int us)
+{
+	spin_us = us;
+}
+
 void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms)
 {
 	int64_t start, end;
@@ -307,7 +313,7 @@ void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms)
 				return;
 			relax();
 		}
-	while ((int64_t)td_now_us() - start < SPIN_US);
+	while ((int64_t)td_now_us() - start < spin_us && (int64_t)td_now_us() < end);
 	atomic_fetch_add(&bell->sleepers, 1);
 	while (atomic_load(&bell->count) == seen) {
 		int64_t left = end - (int64_t)td_now_us();
@@ -318,4 +324,32 @@ void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms)
 		futex(&bell->count, FUTEX_WAIT, seen, timeout_ms < 0 ? NULL : &t);
 	}
 	atomic_fetch_sub(&bell->sleepers, 1);
+}
+
+/* ---- flags ------------------------------------------------------------------------------------------------------------------------- */
+
+void td_flag_set(struct td_flag *flag, uint64_t value, struct td_bell *bell)
+{
+	atomic_store_explicit(&flag->value, value, memory_order_release);
+	td_bell_ring(bell);
+}
+
+int td_flag_wait(struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *err)
+{
+	int64_t end = timeout_ms < 0 ? INT64_MAX : (int64_t)td_now_us() + (int64_t)timeout_ms * 1000, left;
+
+	for (;;) {
+		uint32_t seen = atomic_load(&own->count);
+		uint64_t v = atomic_load_explicit(&flag->value, memory_order_acquire);
+
+		if (v >= value) {
+			if (v >> 32 != value >> 32 || v == TD_FLAG_POISON(v >> 32))
+				return td_error_set(err, TD_E_STALE, "epoch %u is over: the other worker was lost", (unsigned)(value >> 32));
+			return 0;
+		}
+		left = end - (int64_t)td_now_us();
+		if (left <= 0)
+			return td_error_set(err, TD_E_DEADLINE, "the other worker did not finish step %u within %d ms", (unsigned)value, timeout_ms);
+		td_bell_wait(own, seen, left > 1000000 ? 1000 : (int)(left / 1000) + 1);
+	}
 }

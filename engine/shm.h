@@ -91,8 +91,16 @@ int td_ring_pop(struct td_ring *ring, struct td_record *rec);
 /* ---- bells and flags as host memory ------------------------------------------------------------------------------------------------ */
 
 void td_bell_ring(struct td_bell *bell);
-/* Sleeps until the bell rang since `seen` (a value of count read before looking for work), or timeout. Spins for a few microseconds first. */
+/* Sleeps until the bell rang since `seen` (a value of count read before looking for work), or timeout. Spins for a while first. */
 void td_bell_wait(struct td_bell *bell, uint32_t seen, int timeout_ms);
+/* How long this process spins at a bell before it sleeps: longer than the other worker's half of a cycle where processors are to spare and a GPU
+ * waits; before any wait. */
+void td_bell_spin(int us);
+
+/* What the flag tells of must have been waited for: td_ops.sync or replay_wait. */
+void td_flag_set(struct td_flag *flag, uint64_t value, struct td_bell *bell);
+/* timeout_ms -1 = none; TD_E_STALE if poisoned or of a later epoch, TD_E_DEADLINE */
+int td_flag_wait(struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *err);
 
 /* ---- slot area --------------------------------------------------------------------------------------------------------------------- */
 

@@ -20,6 +20,7 @@
 enum {
 	FD_SOCK = 3, /* inherited from tandemd */
 	FD_WAIT_MS = 10000,
+	SPIN_US = 2000, /* beside a GPU: longer than the other worker's half of a cycle */
 };
 
 static void send_body(struct td_worker *w, Tandem__Worker__Message *msg)
@@ -146,6 +147,8 @@ static void open_device(struct td_worker *w)
 	if (!w->ops || w->ops->open(&w->dev, &opt, &err))
 		td_worker_fail(w, &err);
 	open_exchange(w);
+	if (!w->shm->cfg.host_exchange && sysconf(_SC_NPROCESSORS_ONLN) > 2) /* one for each worker, one for tandemd */
+		td_bell_spin(SPIN_US);
 }
 
 /* A tandemd that died before the signal was asked for is known by its end of the socketpair: its successor must not find us at the control socket. */

@@ -6,7 +6,7 @@
  * asks which backend runs, but for `act`, the type of activations, features and KV cache (F32 on the CPU, BF16 on CUDA).
  *
  * Order. Operations of one `struct td_dev` run in the order of the calls, perhaps after the call returned. `sync` waits for all of them.
- * Launch errors are sticky: operations return nothing, `sync` and `download` report the first error; a worker that sees one exits.
+ * Launch errors are sticky: operations return nothing, `sync`, `download` and `replay_wait` report the first error; a worker that sees one exits.
  * Host arguments (structs, arrays in `struct td_batch`) are read before the call returns; device memory must outlive the operation.
  *
  * Row invariance. The result for a row depends on that row, its sequence's state and the weights: never on the other rows of the batch,
@@ -104,6 +104,22 @@ struct td_batch {
 	const struct td_seq *dev; /* device copy, owned by the device, valid until TD_BATCHES later calls of batch_set */
 };
 enum { TD_BATCHES = 8 };
+
+/*
+ * A step that comes again and again. A backend may keep its calls (CUDA: a graph) and make them at one stroke the next time: when who, what and ctx_max are
+ * the same, and n_seq, n_rows, max_rows and the bucket of max_ctx of each batch are, then the calls must be the same operations on the same memory. All
+ * else that changes from step to step lies in device memory, the batches' td_seq included. Rows are those of blocks, never final ones, in buffers of
+ * TD_BLOCK_MAX rows per slot or more.
+ */
+enum { TD_REPLAY_BATCHES = 2, TD_MARKS = 4 };
+enum { TD_MARK_BEGIN, TD_MARK_END /* both set by replay itself */, TD_MARK_HEAD };
+struct td_replay {
+	const void *who; /* the engine */
+	uint32_t what; /* its number for this kind of step and the memory it works on; 0: never kept, any call may come */
+	int ctx_max; /* positions there are for a sequence */
+	int n;
+	struct td_batch *batch[TD_REPLAY_BATCHES]; /* instead of batch_set */
+};
 
 /* ---- attention -------------------------------------------------------------------------------------------------------------------- */
 
@@ -289,14 +305,24 @@ struct td_ops {
 	 * Neither propose nor accept looks at sampling settings, drafts or counts on the host: what a captured call launches hangs on the number of
 	 * sequences, max_rows and the shape of the logits only. */
 	void (*accept)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
-		       const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict /* device (n_seq) */);
+		       const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict /* device or host_alloc (n_seq) */);
 	/* Before accept, for constrained output: each of n lines is one bit per id of V, then the number of a row of logits; in that row the ids whose bit
 	 * is 0 become -inf. No bias brings them back, and log-probabilities are those of what is left. */
 	void (*mask)(struct td_dev *, struct td_tensor logits /* F32 (R, V) */, const uint32_t *line /* device (n, TD_MASK_WORDS(V) + 1) */, int n);
 
-	/* order between the two workers */
-	void (*flag_set)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *bell); /* after all earlier operations */
-	int (*flag_wait)(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *); /* before all later ones; timeout -1 = none; TD_E_STALE if poisoned, TD_E_DEADLINE */
+	/* recorded steps (struct td_replay) */
+	/* Sets the batches; n_rows, max_rows and max_ctx may come back larger, up to whole blocks, so that steps of nearly the same form become the same: rows
+	 * of no sequence lie behind the others then, with whatever ids were there. 1: the step runs as it was recorded, its calls are not made. 0: make the calls, then replay_end;
+	 * with a `what` other than 0 no upload, download, sync or batch_set among them. */
+	int (*replay)(struct td_dev *, const struct td_replay *r);
+	void (*replay_end)(struct td_dev *);
+	/* Waits until the last step of replay has ended, sooner than sync does; not for operations that came after it. */
+	int (*replay_wait)(struct td_dev *, struct td_error *);
+	void (*mark)(struct td_dev *, int i); /* inside a step of replay: the time when all operations so far have ended */
+	double (*elapsed_us)(struct td_dev *, int from, int to); /* between two marks of the step that was waited for last */
+	/* Host memory that operations can write (accept's verdict); the host reads after a wait. Zeroed; NULL on failure. */
+	void *(*host_alloc)(struct td_dev *, size_t bytes, struct td_error *);
+	void (*host_free)(struct td_dev *, void *);
 
 	/* the device's memory now, in bytes (CPU: the machine's) */
 	int (*memory)(struct td_dev *, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *);

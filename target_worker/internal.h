@@ -70,8 +70,7 @@ struct td_target {
 	struct td_tensor x, norm, wide, ba, mixed, gate_up, inner; /* activations, (rows_max, ...); gate_up lies in wide, inner in mixed */
 	struct td_tensor picked, picked_norm, logits; /* (block_rows, ...) */
 	struct td_sampling *sampling; /* device (slots) */
-	struct td_verdict *verdict; /* device (slots) */
-	struct td_verdict *verdict_host;
+	struct td_verdict *verdict; /* (slots): host memory that accept writes */
 	int32_t *ids_host; /* (rows_max) */
 	struct td__constrain *constrain; /* NULL: nobody gave the tokens' bytes */
 	uint32_t *lines; /* device (block_rows, words + 1): masks */

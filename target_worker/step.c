@@ -29,8 +29,10 @@ static void add(_Atomic uint64_t *counter, uint64_t n)
 struct plan {
 	struct td_seq seq[TD_SLOTS_MAX];
 	struct td_batch batch;
+	int rows; /* of its sequences; batch.n_rows may become larger (td_ops.replay) */
 	struct td_step *record; /* NULL: nothing for the drafter */
 	struct td_tensor features;
+	int refeed[TD_SLOTS_MAX]; /* per sequence: its rows are tokens of an earlier life, nothing is accepted */
 	uint64_t began; /* us, after the wait for a free feature buffer */
 };
 
@@ -45,7 +47,7 @@ static int step_begin(struct td_target *t, struct plan *p, struct td_error *err)
 	if (drafter_present(t)) {
 		if (n > TD_FEATURE_BUFS) {
 			atomic_store(&t->shm->stats_target.busy, 0); /* the watchdog shall look at the drafter meanwhile */
-			rc = t->ops->flag_wait(t->dev, &t->shm->drafter, td_step_value(t->epoch, n - TD_FEATURE_BUFS), &t->shm->bell_target, -1, err);
+			rc = td_flag_wait(&t->shm->drafter, td_step_value(t->epoch, n - TD_FEATURE_BUFS), &t->shm->bell_target, -1, err);
 			atomic_store(&t->shm->stats_target.busy, 1);
 			if (rc)
 				return rc;
@@ -68,7 +70,7 @@ static void plan_add(struct plan *p, int slot, int rows, int pos0, int replay, i
 	struct td_seq *seq = &p->seq[p->batch.n_seq++];
 
 	*seq = (struct td_seq){.slot = slot, .row0 = p->batch.n_rows, .rows = rows, .pos0 = pos0, .replay = replay, .commit = commit};
-	p->batch.n_rows += rows;
+	p->batch.n_rows = p->rows += rows;
 	if (rows > p->batch.max_rows)
 		p->batch.max_rows = rows;
 	if (pos0 + rows > p->batch.max_ctx)
@@ -125,7 +127,7 @@ static void record_draft(struct td_target *t, struct td_step_entry *e)
 static uint64_t share(const struct plan *p, int i, uint64_t us)
 {
 	const struct td_seq *s = &p->seq[i];
-	uint64_t rows = (uint64_t)p->batch.n_rows;
+	uint64_t rows = (uint64_t)p->rows;
 
 	return us * (uint64_t)(s->row0 + s->rows) / rows - us * (uint64_t)s->row0 / rows;
 }
@@ -135,7 +137,7 @@ static void step_end(struct td_target *t, struct plan *p)
 	uint64_t ended = td_now_us(); /* before the drafter is woken: on a busy machine it may run at once, in this one's place */
 
 	if (p->record)
-		t->ops->flag_set(t->dev, &t->shm->target, td_step_value(t->epoch, t->step), &t->shm->bell_drafter);
+		td_flag_set(&t->shm->target, td_step_value(t->epoch, t->step), &t->shm->bell_drafter);
 	td__target_notify(t);
 	add(&t->shm->stats_target.progress, 1);
 	t->ended_us = ended;
@@ -213,7 +215,7 @@ static int prefill_sample(struct td_target *t, struct plan *p, const int *ended,
 	td__constrain_apply(t, logits);
 	t->ops->batch_set(t->dev, &b);
 	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
-	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)n_ended, err);
+	return t->ops->sync(t->dev, err);
 }
 
 /* The rows are computed, or will be before anything that is asked for from here on. A slot that has all its prompt rows in the model: sample next, or
@@ -254,7 +256,7 @@ static void prefill_tell(struct td_target *t, struct plan *p, const int *ended, 
 		entry[i] = record_add(t, p, i, seq->rows);
 	}
 	for (int i = 0; i < n_ended; i++)
-		td__target_commit(t, p->seq[ended[i]].slot, &t->verdict_host[i], -1, &cost);
+		td__target_commit(t, p->seq[ended[i]].slot, &t->verdict[i], -1, &cost);
 	for (int i = 0; i < p->batch.n_seq; i++)
 		if (t->slot[p->seq[i].slot].phase == TD__DECODE)
 			record_draft(t, entry[i]);
@@ -313,7 +315,7 @@ int td__target_decode_ready(const struct td_target *t)
 }
 
 /* Rows of a slot's block: anchor + drafts, not past what may be committed; or the next committed tokens to feed. */
-static void decode_plan(struct td_target *t, struct plan *p, int *refeed)
+static void decode_plan(struct td_target *t, struct plan *p)
 {
 	for (int i = 0; i < t->n_slots; i++) {
 		const struct td__slot *s = &t->slot[i];
@@ -330,19 +332,9 @@ static void decode_plan(struct td_target *t, struct plan *p, int *refeed)
 
 			rows = td__constrain_rows(t, i, 1 + (s->drafts < room ? s->drafts : room));
 		}
-		refeed[p->batch.n_seq] = s->phase == TD__REFEED;
+		p->refeed[p->batch.n_seq] = s->phase == TD__REFEED;
 		plan_add(p, i, rows, s->fed, s->replay, 0);
 	}
-}
-
-/* Ids of the block: drafts lie in the exchange region; refed tokens come from the slot's ids. */
-static void decode_ids(struct td_target *t, struct plan *p, const int *refeed)
-{
-	t->ops->verify_ids(t->dev, &p->batch, t->o.exchange.anchor, t->o.exchange.draft, t->ids);
-	for (int i = 0; i < p->batch.n_seq; i++)
-		if (refeed[i])
-			t->ops->upload(t->dev, t->ids + p->seq[i].row0, td_shm_ids(t->shm, p->seq[i].slot) + p->seq[i].pos0,
-				       sizeof(int32_t) * (size_t)p->seq[i].rows);
 }
 
 static void refeed_progress(struct td_target *t, struct plan *p, int i, uint64_t us)
@@ -377,17 +369,17 @@ static void decode_progress(struct td_target *t, struct plan *p, int i, const st
 }
 
 /* What became of the step, which took us; and what the drafter worked since the last one, for those who had drafts, by their number. */
-static void decode_tell(struct td_target *t, struct plan *p, const int *refeed, uint64_t us)
+static void decode_tell(struct td_target *t, struct plan *p, uint64_t us)
 {
 	uint64_t worked = atomic_load(&t->shm->stats_drafter.draft_us), draft_us = worked - t->draft_us, drafts = 0, before = 0;
 	int v = 0;
 
 	for (int i = 0; i < p->batch.n_seq; i++)
-		drafts += refeed[i] ? 0 : (uint64_t)p->seq[i].rows - 1;
+		drafts += p->refeed[i] ? 0 : (uint64_t)p->seq[i].rows - 1;
 	for (int i = 0; i < p->batch.n_seq; i++) {
 		struct td__cost cost = {.step_us = us, .rows_us = share(p, i, us)};
 
-		if (refeed[i]) {
+		if (p->refeed[i]) {
 			refeed_progress(t, p, i, cost.rows_us);
 			continue;
 		}
@@ -397,14 +389,32 @@ static void decode_tell(struct td_target *t, struct plan *p, const int *refeed, 
 			cost.draft_us = draft_us * after / drafts - draft_us * before / drafts;
 			before = after;
 		}
-		decode_progress(t, p, i, &t->verdict_host[v++], &cost);
+		decode_progress(t, p, i, &t->verdict[v++], &cost);
 	}
 	if (drafts)
 		t->draft_us = worked;
 }
 
+static void accept_batch(struct td_target *t, const struct td_batch *b, struct td_tensor logits)
+{
+	if (t->o.assume)
+		t->ops->assume(t->dev, b, logits, t->o.exchange.draft, t->sampling);
+	t->ops->accept(t->dev, b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
+}
+
+/* From the ids of the blocks, whose drafts lie in the exchange region, to the features. */
+static void decode_forward(struct td_target *t, struct plan *p)
+{
+	t->ops->verify_ids(t->dev, &p->batch, t->o.exchange.anchor, t->o.exchange.draft, t->ids);
+	for (int i = 0; i < p->batch.n_seq; i++)
+		if (p->refeed[i])
+			t->ops->upload(t->dev, t->ids + p->seq[i].row0, td_shm_ids(t->shm, p->seq[i].slot) + p->seq[i].pos0,
+				       sizeof(int32_t) * (size_t)p->seq[i].rows);
+	td__target_forward(t, &p->batch, p->features);
+}
+
 /* Verdicts of the sequences that are not being refed, packed one after the other in the order of the batch. */
-static int decode_accept(struct td_target *t, struct plan *p, const int *refeed, struct td_error *err)
+static int decode_accept(struct td_target *t, struct plan *p, struct td_error *err)
 {
 	struct td_seq seq[TD_SLOTS_MAX];
 	struct td_batch b = p->batch;
@@ -413,47 +423,73 @@ static int decode_accept(struct td_target *t, struct plan *p, const int *refeed,
 	b.seq = seq;
 	b.n_seq = 0;
 	for (int i = 0; i < p->batch.n_seq; i++)
-		if (!refeed[i])
+		if (!p->refeed[i])
 			seq[b.n_seq++] = p->seq[i];
-	if (!b.n_seq)
-		return t->ops->sync(t->dev, err);
-	logits = td__target_head(t, td_rows(t->x, 0, p->batch.n_rows));
-	td__constrain_apply(t, logits);
-	t->ops->batch_set(t->dev, &b);
-	if (t->o.assume)
-		t->ops->assume(t->dev, &b, logits, t->o.exchange.draft, t->sampling);
-	t->ops->accept(t->dev, &b, logits, t->o.vocab_real, t->sampling, t->o.exchange.draft, t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
-	return t->ops->download(t->dev, t->verdict_host, t->verdict, sizeof(*t->verdict) * (size_t)b.n_seq, err);
+	if (b.n_seq) {
+		logits = td__target_head(t, td_rows(t->x, 0, p->batch.n_rows));
+		td__constrain_apply(t, logits);
+		t->ops->batch_set(t->dev, &b);
+		accept_batch(t, &b, logits);
+	}
+	return t->ops->sync(t->dev, err);
+}
+
+/*
+ * The whole step in one go, as it is kept for the next time. Refed ids come from the host, and masks are made there while the device works on the
+ * forward: such steps are cut in two behind it. *forward_us: how long after the beginning the forward had ended.
+ */
+static int decode_run(struct td_target *t, struct plan *p, uint64_t *forward_us, struct td_error *err)
+{
+	int cut = 0, refed = 0, rc;
+	uint64_t accept_us;
+	struct td_replay step = {.who = t, .ctx_max = t->shm->cfg.context, .n = 1, .batch = {&p->batch}};
+
+	for (int i = 0; i < p->batch.n_seq; i++) {
+		refed |= p->refeed[i];
+		cut |= p->refeed[i] || t->slot[p->seq[i].slot].constrained;
+	}
+	if (!refed && !t->o.probe)
+		step.what = 1 + (unsigned)cut + 2 * (p->features.data ? 1 + t->step % TD_FEATURE_BUFS : 0);
+	if (!t->ops->replay(t->dev, &step)) {
+		decode_forward(t, p);
+		t->ops->mark(t->dev, TD_MARK_HEAD);
+		if (!cut)
+			accept_batch(t, &p->batch, td__target_head(t, td_rows(t->x, 0, p->batch.n_rows)));
+		t->ops->replay_end(t->dev);
+	}
+	if (cut)
+		td__constrain_masks(t, &p->batch);
+	if ((rc = t->ops->replay_wait(t->dev, err)))
+		return rc;
+	*forward_us = td_now_us() - p->began;
+	if (cut)
+		return decode_accept(t, p, err);
+	accept_us = (uint64_t)t->ops->elapsed_us(t->dev, TD_MARK_HEAD, TD_MARK_END);
+	*forward_us -= accept_us < *forward_us ? accept_us : *forward_us;
+	return 0;
 }
 
 int td__target_decode(struct td_target *t, struct td_error *err)
 {
 	struct plan p;
-	int refeed[TD_SLOTS_MAX], rc;
-	uint64_t forward, accepted, ended = t->ended_us;
+	int rc;
+	uint64_t forward_us, accepted, ended = t->ended_us;
 
 	if ((rc = step_begin(t, &p, err)))
 		return rc;
-	decode_plan(t, &p, refeed);
+	decode_plan(t, &p);
 	if (p.batch.max_rows > 1 && ended) /* the hand-over to the drafter, its work, the hand-over back */
 		add(&t->shm->stats_target.wait_us, p.began - ended);
-	t->ops->batch_set(t->dev, &p.batch);
-	decode_ids(t, &p, refeed);
 	td_fault_spot("target.step");
 	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
-	td__target_forward(t, &p.batch, p.features);
-	td__constrain_masks(t, &p.batch);
-	if ((rc = t->ops->sync(t->dev, err)))
-		return rc;
-	forward = td_now_us();
-	if ((rc = decode_accept(t, &p, refeed, err)))
+	if ((rc = decode_run(t, &p, &forward_us, err)))
 		return rc;
 	accepted = td_now_us();
-	decode_tell(t, &p, refeed, accepted - p.began);
+	decode_tell(t, &p, accepted - p.began);
 	step_end(t, &p);
 	add(&t->shm->stats_target.steps, 1);
-	add(&t->shm->stats_target.step_us, forward - p.began);
-	add(&t->shm->stats_target.commit_us, t->ended_us - forward);
+	add(&t->shm->stats_target.step_us, forward_us);
+	add(&t->shm->stats_target.commit_us, t->ended_us - p.began - forward_us);
 	return 1;
 }
 

@@ -40,7 +40,6 @@ static int take_buffers(struct td_target *t, struct td_error *err)
 	t->logits = b[TD_TB_LOGITS];
 	t->table = b[TD_TB_TABLE].data;
 	t->ids = b[TD_TB_IDS].data;
-	t->verdict = b[TD_TB_VERDICT].data;
 	t->sampling = b[TD_TB_SAMPLING].data;
 	t->lines = b[TD_TB_MASKS].data;
 	return 0;
@@ -53,10 +52,12 @@ static int take_cache(struct td_target *t, struct td_error *err)
 	t->kv = calloc((size_t)layers, sizeof(*t->kv));
 	t->gdn = calloc((size_t)layers, sizeof(*t->gdn));
 	t->pages = td__pages_create(t->o.pool.kv_pages, t->n_slots, t->max_pages);
-	t->verdict_host = calloc((size_t)t->n_slots, sizeof(*t->verdict_host));
 	t->ids_host = calloc((size_t)t->rows_max, sizeof(*t->ids_host));
-	if (!t->kv || !t->gdn || !t->pages || !t->verdict_host || !t->ids_host)
+	if (!t->kv || !t->gdn || !t->pages || !t->ids_host)
 		return td_error_set(err, TD_E_NOMEM, "target: out of host memory");
+	t->verdict = t->ops->host_alloc(t->dev, sizeof(*t->verdict) * (size_t)t->n_slots, err);
+	if (!t->verdict)
+		return td_error_prefix(err, "target: verdicts of %d slots", t->n_slots);
 	t->cache = t->ops->alloc(t->dev, td_target_cache_bytes(&t->o), err);
 	if (!t->cache)
 		return td_error_prefix(err, "target: KV cache of %d pages, state of %d slots and %d checkpoints (lower engine.slots or engine.context)",
@@ -104,7 +105,7 @@ void td_target_destroy(struct td_target *t)
 	t->ops->free(t->dev, t->cache);
 	td__constrain_destroy(t);
 	free(t->ids_host);
-	free(t->verdict_host);
+	t->ops->host_free(t->dev, t->verdict);
 	td__prefix_destroy(t->prefix);
 	td__pages_destroy(t->pages);
 	free(t->gdn);

@@ -47,8 +47,13 @@ const struct td_ops td_cpu_ops = {
 	.accept = td__accept,
 	.mask = td__mask,
 
-	.flag_set = td__flag_set,
-	.flag_wait = td__flag_wait,
+	.replay = td__replay,
+	.replay_end = td__replay_end,
+	.replay_wait = td__device_sync,
+	.mark = td__mark,
+	.elapsed_us = td__elapsed_us,
+	.host_alloc = td__alloc,
+	.host_free = td__free,
 
 	.memory = td__memory,
 	.assume = td__assume,

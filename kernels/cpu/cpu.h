@@ -45,6 +45,7 @@ struct td_dev {
 	struct td__scratch *scratch; /* (threads) */
 	struct td_seq *seqs; /* (TD_BATCHES, slots) */
 	unsigned batches; /* calls of batch_set */
+	uint64_t mark[TD_MARKS]; /* us */
 	struct td_error sticky; /* first error */
 };
 
@@ -86,8 +87,10 @@ void td__zero(struct td_dev *, void *dst, size_t bytes);
 int td__memory(struct td_dev *, uint64_t *free_bytes, uint64_t *total_bytes, struct td_error *);
 int td__checksum(struct td_dev *, const void *src, size_t bytes, uint64_t *out, struct td_error *);
 void td__batch_set(struct td_dev *, struct td_batch *b);
-void td__flag_set(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *bell);
-int td__flag_wait(struct td_dev *, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *);
+int td__replay(struct td_dev *, const struct td_replay *r);
+void td__replay_end(struct td_dev *);
+void td__mark(struct td_dev *, int i);
+double td__elapsed_us(struct td_dev *, int from, int to);
 
 size_t td__pack_bytes(enum td_weight_kind kind, int out, int in, int group);
 int td__pack(struct td_dev *, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *);

@@ -1,11 +1,11 @@
 /*
- * device.c: the CPU as a device: memory, arenas over memfd, batches, flags.
+ * device.c: the CPU as a device: memory, arenas over memfd, batches, steps.
  *
  * Device memory is plain memory; an arena is a memfd mapped shared, so it outlives the worker as long as somebody keeps the fd. Its pages are
  * reserved when it is made (a machine without the room says so then, not by SIGBUS in the middle of a request) and its size is sealed, so no other
  * holder of the fd can cut it off under us.
  *
- * What must never happen: a kernel reading `struct td_batch.seq` after batch_set (the caller may reuse it); a flag waited for without a limit.
+ * What must never happen: a kernel reading `struct td_batch.seq` after batch_set (the caller may reuse it).
  */
 #include <cblas.h>
 #include <errno.h>
@@ -20,7 +20,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
-#include "engine/shm.h"
+#include "engine/clock.h"
 #include "kernels/cpu/cpu.h"
 
 enum { ALIGN = 256, THREADS_MAX = 256 };
@@ -277,7 +277,7 @@ int td__checksum(struct td_dev *dev, const void *src, size_t bytes, uint64_t *ou
 	return td__device_sync(dev, err);
 }
 
-/* ---- batches and flags ------------------------------------------------------------------------------------------------------------ */
+/* ---- batches and steps ------------------------------------------------------------------------------------------------------------ */
 
 void td__batch_set(struct td_dev *dev, struct td_batch *b)
 {
@@ -292,38 +292,26 @@ void td__batch_set(struct td_dev *dev, struct td_batch *b)
 	memcpy(copy, b->seq, (size_t)b->n_seq * sizeof(*copy));
 }
 
-void td__flag_set(struct td_dev *dev, struct td_flag *flag, uint64_t value, struct td_bell *bell)
+/* Nothing is kept: calls cost nothing here. Times are those of the calls, which return when all is done. */
+int td__replay(struct td_dev *dev, const struct td_replay *r)
 {
-	(void)dev;
-	atomic_store_explicit(&flag->value, value, memory_order_release);
-	td_bell_ring(bell);
+	for (int i = 0; i < r->n; i++)
+		td__batch_set(dev, r->batch[i]);
+	td__mark(dev, TD_MARK_BEGIN);
+	return 0;
 }
 
-static int64_t now_ms(void)
+void td__replay_end(struct td_dev *dev)
 {
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+	td__mark(dev, TD_MARK_END);
 }
 
-int td__flag_wait(struct td_dev *dev, struct td_flag *flag, uint64_t value, struct td_bell *own, int timeout_ms, struct td_error *err)
+void td__mark(struct td_dev *dev, int i)
 {
-	int64_t end = timeout_ms < 0 ? INT64_MAX : now_ms() + timeout_ms, left;
+	dev->mark[i] = td_now_us();
+}
 
-	(void)dev;
-	for (;;) {
-		uint32_t seen = atomic_load(&own->count);
-		uint64_t v = atomic_load_explicit(&flag->value, memory_order_acquire);
-
-		if (v >= value) {
-			if (v >> 32 != value >> 32 || v == TD_FLAG_POISON(v >> 32))
-				return td_error_set(err, TD_E_STALE, "epoch %u is over: the other worker was lost", (unsigned)(value >> 32));
-			return 0;
-		}
-		left = end - now_ms();
-		if (left <= 0)
-			return td_error_set(err, TD_E_DEADLINE, "the other worker did not finish step %u within %d ms", (unsigned)value, timeout_ms);
-		td_bell_wait(own, seen, left > 1000 ? 1000 : (int)left);
-	}
+double td__elapsed_us(struct td_dev *dev, int from, int to)
+{
+	return (double)dev->mark[to] - (double)dev->mark[from];
 }

@@ -123,6 +123,7 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 		if (cublasLtCreate(&dev->blas) != CUBLAS_STATUS_SUCCESS)
 			td__cuda_fail(dev, TD_E_DEVICE, "GPU %d: cuBLAS can't be started; its memory may be taken by another program", dev->ordinal);
 		td__cuda_scratch(dev, (size_t)64 << 20);
+		td__cuda_replay_open(dev);
 	}
 	rc = report(dev, err);
 	if (rc) {
@@ -142,8 +143,7 @@ void td__cuda_close(struct td_dev *dev)
 	td__cuda_dense_close(dev);
 	if (dev->blas)
 		cublasLtDestroy(dev->blas);
-	for (int i = 0; i < dev->n_page; i++)
-		cudaHostUnregister(dev->page[i]);
+	td__cuda_replay_close(dev);
 	for (int i = 0; i < TD_BATCHES; i++)
 		cudaFree(dev->batch[i]);
 	cudaFree(dev->scratch);
@@ -156,13 +156,27 @@ void td__cuda_close(struct td_dev *dev)
 	free(dev);
 }
 
-int td__cuda_sync(struct td_dev *dev, struct td_error *err)
+int td__cuda_settled(struct td_dev *dev, struct td_error *err)
 {
-	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting for the GPU");
 	if (dev->fault->set)
 		td__cuda_fail(dev, TD_E_INVALID, "token id %d at place %d is outside the vocabulary of %d", dev->fault->id, dev->fault->at,
 			      dev->fault->limit);
 	return report(dev, err);
+}
+
+/* Not 0, and the sticky error, for what a recorded step can't hold. */
+static int not_recorded(struct td_dev *dev, const char *what)
+{
+	if (td__cuda_recording(dev))
+		td__cuda_fail(dev, TD_E_INTERNAL, "%s inside a step that is being recorded", what);
+	return td__cuda_recording(dev);
+}
+
+int td__cuda_sync(struct td_dev *dev, struct td_error *err)
+{
+	if (!not_recorded(dev, "sync"))
+		td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting for the GPU");
+	return td__cuda_settled(dev, err);
 }
 
 void td__cuda_describe(struct td_dev *dev, char *text, size_t size)
@@ -180,7 +194,10 @@ void *td__cuda_scratch(struct td_dev *dev, size_t bytes)
 		return dev->lent;
 	if (bytes <= dev->scratch_size)
 		return dev->scratch;
+	if (not_recorded(dev, "growing scratch memory"))
+		return NULL;
 	/* At load, and in programs that lend nothing; kernels in flight may still use the old one. */
+	td__cuda_replay_drop(dev);
 	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting before scratch memory grows");
 	cudaFree(dev->scratch);
 	dev->scratch = NULL;
@@ -198,6 +215,7 @@ void td__cuda_lend(struct td_dev *dev, void *mem, size_t bytes)
 {
 	if (!bytes) {
 		if (mem && mem == dev->lent) {
+			td__cuda_replay_drop(dev);
 			dev->lent = NULL;
 			dev->lent_size = 0;
 		}
@@ -205,6 +223,7 @@ void td__cuda_lend(struct td_dev *dev, void *mem, size_t bytes)
 	}
 	if (bytes <= dev->lent_size)
 		return;
+	td__cuda_replay_drop(dev);
 	dev->lent = (char *)mem;
 	dev->lent_size = bytes;
 	td__cuda_check(dev, cudaStreamSynchronize(dev->stream), "waiting before scratch memory is given back");
@@ -253,13 +272,38 @@ void td__cuda_free(struct td_dev *dev, void *p)
 	if (!p)
 		return;
 	cudaStreamSynchronize(dev->stream);
+	td__cuda_replay_drop(dev);
 	td__cuda_check(dev, cudaFree(p), "freeing memory");
+}
+
+void *td__cuda_host_alloc(struct td_dev *dev, size_t bytes, struct td_error *err)
+{
+	void *p = NULL;
+	cudaError_t e = cudaHostAlloc(&p, bytes, cudaHostAllocMapped); /* at one address for both */
+
+	if (e != cudaSuccess) {
+		cudaGetLastError();
+		td_error_set(err, e == cudaErrorMemoryAllocation ? TD_E_NOMEM : TD_E_DEVICE, "GPU %d: %zu KiB of pinned host memory can't be had: %s", dev->ordinal,
+			     bytes >> 10, cudaGetErrorString(e));
+		return NULL;
+	}
+	memset(p, 0, bytes);
+	return p;
+}
+
+void td__cuda_host_free(struct td_dev *dev, void *p)
+{
+	if (!p)
+		return;
+	cudaStreamSynchronize(dev->stream);
+	td__cuda_replay_drop(dev);
+	td__cuda_check(dev, cudaFreeHost(p), "freeing pinned memory");
 }
 
 void td__cuda_upload(struct td_dev *dev, void *dst, const void *src, size_t bytes)
 {
 	/* From pageable memory the copy returns once `src` was read. */
-	if (!dev->error.code && bytes)
+	if (!dev->error.code && bytes && !not_recorded(dev, "upload"))
 		td__cuda_check(dev, cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, dev->stream), "upload");
 }
 
@@ -287,6 +331,13 @@ void td__cuda_batch_set(struct td_dev *dev, struct td_batch *b)
 		return;
 	}
 	dev->batch_next = (dev->batch_next + 1) % TD_BATCHES;
+	td__cuda_batch_rows(dev, b);
+	td__cuda_upload(dev, d, b->seq, (size_t)b->n_seq * sizeof(*d));
+	b->dev = d;
+}
+
+void td__cuda_batch_rows(struct td_dev *dev, const struct td_batch *b)
+{
 	dev->batch_rows = b->n_rows;
 	dev->n_large = 0;
 	for (int i = 0; i < b->n_seq; i++) {
@@ -295,8 +346,6 @@ void td__cuda_batch_set(struct td_dev *dev, struct td_batch *b)
 		if (b->seq[i].commit && rows > 0)
 			dev->large[dev->n_large++] = {b->seq[i].row0 + skip, rows};
 	}
-	td__cuda_upload(dev, d, b->seq, (size_t)b->n_seq * sizeof(*d));
-	b->dev = d;
 }
 
 /* ---- exchange region ---------------------------------------------------------------------------------------------------------------- */
@@ -345,6 +394,7 @@ void td__cuda_exchange_close(struct td_dev *dev, void *base, int owner)
 	if (!base)
 		return;
 	cudaStreamSynchronize(dev->stream);
+	td__cuda_replay_drop(dev);
 	td__cuda_check(dev, owner ? cudaFree(base) : cudaIpcCloseMemHandle(base), "closing the exchange region");
 }
 
@@ -486,6 +536,7 @@ void td__cuda_arena_release(struct td_dev *dev, struct td_arena *a)
 
 	if (a->base && !arena_round(dev, a->size, &rounded, NULL)) {
 		cudaStreamSynchronize(dev->stream);
+		td__cuda_replay_drop(dev);
 		cuMemUnmap((CUdeviceptr)a->base, rounded);
 		cuMemAddressFree((CUdeviceptr)a->base, rounded);
 	}

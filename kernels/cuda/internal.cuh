@@ -5,7 +5,8 @@
  * all: an operation may use it from its first kernel to its last and expects nothing of it. Host code that fails leaves the first error in
  * dev->error and later operations return at once; sync and download report it.
  *
- * What must never happen: a CUDA type in a header outside this folder; an allocation in an operation whose sizes were seen before.
+ * What must never happen: a CUDA type in a header outside this folder; an allocation in an operation whose sizes were seen before; an operation whose
+ * launches depend on the contents of td_seq rather than on the batch's numbers, since recorded steps come with others (graph.cu).
  */
 #ifndef TD_CUDA_INTERNAL_CUH
 #define TD_CUDA_INTERNAL_CUH
@@ -28,7 +29,7 @@ extern "C" {
 
 typedef __nv_bfloat16 bf16;
 
-enum { TD_CUDA_COUNTERS = 1 << 16, TD_CUDA_PAGES = 16 };
+enum { TD_CUDA_COUNTERS = 1 << 16 };
 
 /* What a kernel found wrong in the numbers it was given: host memory that the GPU writes and sync reads. */
 struct td_cuda_fault {
@@ -58,9 +59,7 @@ struct td_dev {
 	unsigned long long *sum; /* result of checksum */
 	struct td_error error;
 	struct td_cuda_fault *fault, *fault_dev;
-	void *page[TD_CUDA_PAGES]; /* host pages registered for flags */
-	void *page_dev[TD_CUDA_PAGES];
-	int n_page;
+	struct td_cuda_replay *replay; /* graph.cu */
 	char name[160];
 };
 
@@ -213,8 +212,20 @@ void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor
 void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *,
 		     int32_t *, struct td_verdict *);
 void td__cuda_mask(struct td_dev *, struct td_tensor, const uint32_t *, int);
-void td__cuda_flag_set(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *);
-int td__cuda_flag_wait(struct td_dev *, struct td_flag *, uint64_t, struct td_bell *, int, struct td_error *);
+
+int td__cuda_replay_open(struct td_dev *);
+void td__cuda_replay_close(struct td_dev *);
+void td__cuda_replay_drop(struct td_dev *); /* memory goes or moves: no recorded step may be launched any more */
+int td__cuda_recording(const struct td_dev *);
+int td__cuda_replay(struct td_dev *, const struct td_replay *);
+void td__cuda_replay_end(struct td_dev *);
+int td__cuda_replay_wait(struct td_dev *, struct td_error *);
+void td__cuda_mark(struct td_dev *, int);
+double td__cuda_elapsed_us(struct td_dev *, int, int);
+void td__cuda_batch_rows(struct td_dev *, const struct td_batch *); /* what linear maps know of a batch */
+int td__cuda_settled(struct td_dev *, struct td_error *); /* after a wait: what kernels found wrong, and the sticky error */
+void *td__cuda_host_alloc(struct td_dev *, size_t, struct td_error *);
+void td__cuda_host_free(struct td_dev *, void *);
 
 int td__cuda_memory(struct td_dev *, uint64_t *, uint64_t *, struct td_error *);
 int td__cuda_exchange_create(struct td_dev *, size_t, void **, uint8_t *, struct td_error *);

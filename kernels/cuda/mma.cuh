@@ -102,6 +102,14 @@ static __device__ __forceinline__ void let_next_start()
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/* The GPU's clock in nanoseconds; it steps by about a microsecond. */
+static __device__ __forceinline__ unsigned long long device_ns()
+{
+	unsigned long long t;
+
+	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
+	return t;
+}
 /* The line of 128 bytes at p into the L2 cache, without waiting. */
 static __device__ __forceinline__ void prefetch_line(const void *p)
 {

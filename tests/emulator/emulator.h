@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <functional>
 
 using std::max;
 using std::min;
@@ -61,9 +62,14 @@ extern struct place {
 } here;
 
 void run(const launch_config &c, void (*body)(void *), void *arg);
+bool recording(); /* runtime.cpp: the stream is being recorded */
+void record(std::function<void()> f);
 template <class F> void launch(const launch_config &c, F body)
 {
-	run(c, [](void *f) { (*(F *)f)(); }, &body);
+	if (recording())
+		record([=]() { run(c, [](void *f) { (*(const F *)f)(); }, (void *)&body); });
+	else
+		run(c, [](void *f) { (*(const F *)f)(); }, &body);
 }
 template <class... P, class... A> cudaError_t launch_with(const cudaLaunchConfig_t *c, void (*kernel)(P...), A... args)
 {

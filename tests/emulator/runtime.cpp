@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <vector>
 
 #include "runtime.h"
 
@@ -31,6 +32,10 @@ std::map<void *, block> blocks;
 std::map<void *, size_t> opened;
 size_t used;
 cudaError_t sticky, last;
+struct graph {
+	std::vector<std::function<void()>> calls;
+};
+graph *recorded; /* by the stream now; NULL: nothing is */
 
 size_t setting(const char *name, size_t otherwise)
 {
@@ -57,6 +62,16 @@ namespace emu
 int sticky_error()
 {
 	return sticky != cudaSuccess;
+}
+
+bool recording()
+{
+	return recorded != NULL;
+}
+
+void record(std::function<void()> f)
+{
+	recorded->calls.push_back(f);
 }
 
 void set_error(cudaError_t e)
@@ -153,17 +168,56 @@ cudaError_t cudaStreamDestroy(cudaStream_t)
 
 cudaError_t cudaStreamSynchronize(cudaStream_t)
 {
-	return done();
+	return done(recorded ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t)
 {
+	return done(recorded ? cudaErrorStreamCaptureUnsupported : cudaSuccess);
+}
+
+/* ---- runtime: graphs ----------------------------------------------------------------------------------------------------------------- */
+
+/* A recorded call keeps its arguments as they were, and does nothing until the graph is launched. */
+cudaError_t cudaStreamBeginCapture(cudaStream_t, enum cudaStreamCaptureMode)
+{
+	if (recorded)
+		return done(cudaErrorIllegalState);
+	recorded = new graph;
 	return done();
 }
 
-cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t f, void *arg)
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *g)
 {
-	f(arg);
+	*g = (cudaGraph_t)recorded;
+	recorded = NULL;
+	return done(*g ? cudaSuccess : cudaErrorIllegalState);
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t g, unsigned long long)
+{
+	*exec = (cudaGraphExec_t) new graph(*(graph *)g);
+	return done();
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
+{
+	if (recorded)
+		return done(cudaErrorStreamCaptureUnsupported);
+	for (const std::function<void()> &f : ((graph *)exec)->calls)
+		f();
+	return done(last);
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t g)
+{
+	delete (graph *)g;
+	return done();
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+	delete (graph *)exec;
 	return done();
 }
 
@@ -175,6 +229,8 @@ cudaError_t cudaMalloc(void **p, size_t size)
 	block b = {n, -1};
 
 	*p = NULL;
+	if (recorded)
+		return done(cudaErrorStreamCaptureUnsupported);
 	if (sticky != cudaSuccess)
 		return done();
 	if (used + n > total())
@@ -226,32 +282,30 @@ cudaError_t cudaFreeHost(void *p)
 	return done();
 }
 
-cudaError_t cudaHostRegister(void *, size_t, unsigned)
-{
-	return done();
-}
-
-cudaError_t cudaHostUnregister(void *)
-{
-	return done();
-}
-
 cudaError_t cudaHostGetDevicePointer(void **dev, void *host, unsigned)
 {
 	*dev = host;
 	return done();
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind, cudaStream_t)
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, enum cudaMemcpyKind kind, cudaStream_t)
 {
-	if (sticky == cudaSuccess)
+	if (recorded && kind != cudaMemcpyDeviceToDevice) /* what the host holds now may be gone when the graph runs */
+		return done(cudaErrorStreamCaptureUnsupported);
+	if (recorded)
+		emu::record([=]() { memmove(to, from, n); });
+	else if (sticky == cudaSuccess)
 		memmove(to, from, n);
 	return done();
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind,
-			      cudaStream_t)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height, enum cudaMemcpyKind kind,
+			      cudaStream_t s)
 {
+	if (recorded) {
+		emu::record([=]() { cudaMemcpy2DAsync(to, to_pitch, from, from_pitch, width, height, kind, s); });
+		return done();
+	}
 	for (size_t i = 0; i < height && sticky == cudaSuccess; i++)
 		memmove((char *)to + i * to_pitch, (const char *)from + i * from_pitch, width);
 	return done();
@@ -259,7 +313,9 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
 {
-	if (sticky == cudaSuccess)
+	if (recorded)
+		emu::record([=]() { memset(p, value, n); });
+	else if (sticky == cudaSuccess)
 		memset(p, value, n);
 	return done();
 }
@@ -396,12 +452,6 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t size, const CUmemAccessDesc *acce
 	return mprotect((void *)at, size, prot) ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
 }
 
-CUresult cuStreamWriteValue64(CUstream, CUdeviceptr at, cuuint64_t value, unsigned)
-{
-	__atomic_store_n((uint64_t *)at, value, __ATOMIC_RELEASE);
-	return CUDA_SUCCESS;
-}
-
 /* ---- cuBLAS: cublasLt ------------------------------------------------------------------------------------------------------------------ */
 
 /*
@@ -497,7 +547,7 @@ static void product(const float *x, const float *w, float *y, int n, int m, int 
 	}
 }
 
-/* The one form that the module uses: column-major y (m, n) = w (k, m)' * x (k, n), bf16 inputs. */
+/* The one form that the module uses: column-major y (m, n) = w (k, m)' * x (k, n), bf16 inputs; never while a step is recorded. */
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t al, const void *b,
 			      cublasLtMatrixLayout_t bl, const void *beta, const void *, cublasLtMatrixLayout_t, void *c, cublasLtMatrixLayout_t cl,
 			      const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t)
@@ -506,7 +556,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const vo
 	size_t ldc = (size_t)cl->data[3];
 	float *x, *w, *y, scale = *(const float *)beta;
 
-	if (d->data[0] != CUBLAS_OP_T || al->data[0] != CUDA_R_16BF || bl->data[0] != CUDA_R_16BF || *(const float *)alpha != 1.0f)
+	if (recorded || d->data[0] != CUBLAS_OP_T || al->data[0] != CUDA_R_16BF || bl->data[0] != CUDA_R_16BF || *(const float *)alpha != 1.0f)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (bl->data[1] != (uint64_t)k || cl->data[1] != (uint64_t)m || cl->data[2] != (uint64_t)n)
 		return CUBLAS_STATUS_INVALID_VALUE;
@@ -555,13 +605,13 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *, size_t)
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-/* The one form of it: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs. */
+/* The one form of it: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs; never while a step is recorded. */
 cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha, const void *a, cudaDataType at,
 			    int lda, const void *b, cudaDataType bt, int ldb, const void *beta, void *c, cudaDataType ct, int ldc, cublasComputeType_t, cublasGemmAlgo_t)
 {
 	float *x, *w, *y, scale = *(const float *)beta;
 
-	if (ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || at != CUDA_R_16BF || bt != CUDA_R_16BF || *(const float *)alpha != 1.0f)
+	if (recorded || ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || at != CUDA_R_16BF || bt != CUDA_R_16BF || *(const float *)alpha != 1.0f)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
 	w = widen(a, m, k, lda);
 	x = widen(b, n, k, ldb);

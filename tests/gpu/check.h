@@ -65,6 +65,7 @@ void check_attention(void);
 void check_draft(void);
 void check_sample(void);
 void check_device(void);
+void check_replay(void);
 void check_bench(void);
 void measure(const char *only);
 

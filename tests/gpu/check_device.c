@@ -1,9 +1,6 @@
 /*
- * check_device.c: arenas that another mapping shares, checksums, flags and bells.
+ * check_device.c: arenas that another mapping shares, checksums.
  */
-#include <pthread.h>
-#include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "tests/gpu/check.h"
@@ -51,76 +48,7 @@ static void arenas(void)
 	drop_all();
 }
 
-struct waiter {
-	struct td_flag *flag;
-	uint64_t value;
-};
-
-static void *set_later(void *arg)
-{
-	struct waiter *w = arg;
-
-	usleep(30000);
-	__atomic_store_n((uint64_t *)&w->flag->value, w->value, __ATOMIC_RELEASE);
-	return NULL;
-}
-
-static int64_t now_ms(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
-static void flags(void)
-{
-	enum { WORDS = 64 << 20 };
-	int fd = memfd_create("flags", 0), rc;
-	struct td_flag *flag;
-	struct td_bell *bell;
-	struct td_error err = {0};
-	uint64_t seen, first, value = 7ull << 32 | 1;
-	struct waiter w;
-	pthread_t thread;
-	int64_t start;
-	char *busy;
-
-	if (fd < 0 || ftruncate(fd, 8192) || (flag = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)) == MAP_FAILED)
-		die("shared memory", NULL);
-	bell = (struct td_bell *)(flag + 4);
-	busy = put(&dut, NULL, WORDS);
-	for (int i = 0; i < 200; i++) /* some milliseconds of work */
-		dut.ops->zero(dut.dev, busy, WORDS);
-	dut.ops->flag_set(dut.dev, flag, value, bell);
-	first = __atomic_load_n((uint64_t *)&flag->value, __ATOMIC_ACQUIRE);
-	rc = dut.ops->flag_wait(dut.dev, flag, value, bell, 10000, &err);
-	seen = __atomic_load_n((uint64_t *)&flag->value, __ATOMIC_ACQUIRE);
-	verdict_bool("flag", "set behind work, waited for", rc == 0 && seen == value && (self || small || first != value));
-	if (dut.ops->sync(dut.dev, &err))
-		die("sync", &err);
-	verdict_bool("flag", "the bell rang", __atomic_load_n((uint32_t *)&bell->count, __ATOMIC_ACQUIRE) == 1);
-	dut.ops->flag_set(dut.dev, flag, ++value, bell);
-	verdict_bool("flag", "set on an idle stream is there at once", __atomic_load_n((uint64_t *)&flag->value, __ATOMIC_ACQUIRE) == value);
-	start = now_ms();
-	rc = dut.ops->flag_wait(dut.dev, flag, value + 1, bell, 50, &err);
-	verdict_bool("flag", "deadline", rc == TD_E_DEADLINE && now_ms() - start >= 45 && now_ms() - start < 1000);
-	if (!self) { /* without a bell: the GPU's wait naps briefly; the CPU's relies on the bell */
-		w = (struct waiter){flag, value + 1};
-		pthread_create(&thread, NULL, set_later, &w);
-		rc = dut.ops->flag_wait(dut.dev, flag, value + 1, bell, -1, &err);
-		pthread_join(thread, NULL);
-		verdict_bool("flag", "released without a bell", rc == 0);
-	}
-	__atomic_store_n((uint64_t *)&flag->value, TD_FLAG_POISON(7), __ATOMIC_RELEASE);
-	rc = dut.ops->flag_wait(dut.dev, flag, value + 2, bell, 1000, &err);
-	verdict_bool("flag", "poison is stale", rc == TD_E_STALE && err.text[0]);
-	drop_all(); /* waits for the stream before the page goes */
-	close(fd);
-}
-
 void check_device(void)
 {
 	arenas();
-	flags();
 }

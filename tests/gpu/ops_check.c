@@ -277,7 +277,7 @@ int main(int argc, char **argv)
 	static const struct {
 		const char *name;
 		void (*run)(void);
-	} part[] = {{"device", check_device}, {"rows", check_rows},	{"linear", check_linear}, {"gdn", check_gdn},
+	} part[] = {{"device", check_device}, {"replay", check_replay}, {"rows", check_rows},	{"linear", check_linear}, {"gdn", check_gdn},
 		    {"attention", check_attention}, {"draft", check_draft}, {"sample", check_sample},	{"bench", check_bench}};
 	const char *only = "";
 	int timing = 0;

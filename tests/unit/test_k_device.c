@@ -1,6 +1,6 @@
 /*
  * test_k_device.c: the CPU as a device: the pool does each item once, arenas outlive their mapping and keep their size, errors stick, batches are the
- * device's own copies, flags order two threads and tell a lost peer; and td_ops_find says what is missing.
+ * device's own copies, a step of replay makes its calls each time and times them; and td_ops_find says what is missing.
  */
 #include "k_common.h"
 
@@ -12,7 +12,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "engine/shm.h"
 #include "kernels/cpu/cpu.h"
 
 static _Atomic int touched[5000];
@@ -173,55 +172,31 @@ static void batches(void **state)
 	ops->close(dev);
 }
 
-static struct td_flag there, back;
-static struct td_bell bell_a, bell_b;
-static const uint64_t epoch = (uint64_t)5 << 32;
-
-static void *partner(void *arg)
+static void steps(void **state)
 {
-	struct td_dev *dev = arg;
-	struct td_error err;
-
-	for (uint64_t i = 1; i <= 2000; i++) {
-		if (ops->flag_wait(dev, &there, epoch | i, &bell_b, 5000, &err))
-			return (void *)1;
-		ops->flag_set(dev, &back, epoch | i, &bell_a);
-	}
-	usleep(20000);
-	atomic_store(&back.value, TD_FLAG_POISON(5));
-	td_bell_ring(&bell_a);
-	return NULL;
-}
-
-static void flags(void **state)
-{
-	struct td_dev *a = k_open(1), *b = k_open(1);
+	struct td_dev *dev = k_open(2);
 	struct td_error err = { 0 };
-	struct timespec from, to;
-	pthread_t thread;
-	void *rc;
+	struct td_seq one = { .slot = 1, .rows = 3 }, two[2] = { { .slot = 0, .rows = 1 }, { .slot = 1, .row0 = 1, .rows = 2, .pos0 = 7 } };
+	struct td_batch a = { .n_seq = 1, .n_rows = 3, .max_rows = 3, .max_ctx = 3, .seq = &one }, b = { .n_seq = 2, .n_rows = 3, .max_rows = 2, .max_ctx = 9, .seq = two };
+	struct td_replay r = { .who = dev, .what = 1, .ctx_max = 64, .n = 2, .batch = { &a, &b } };
+	int32_t *said = ops->host_alloc(dev, sizeof(*said), &err);
 
 	(void)state;
-	pthread_create(&thread, NULL, partner, b);
-	for (uint64_t i = 1; i <= 2000; i++) {
-		ops->flag_set(a, &there, epoch | i, &bell_b);
-		if (ops->flag_wait(a, &back, epoch | i, &bell_a, 5000, &err))
-			fail_msg("hop %d: %s", (int)i, err.text);
+	assert_non_null(said);
+	assert_int_equal(*said, 0);
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(ops->replay(dev, &r), 0);
+		assert_int_equal(a.dev[0].slot, 1);
+		assert_int_equal(b.dev[1].pos0, 7);
+		usleep(2000);
+		ops->mark(dev, TD_MARK_HEAD);
+		ops->replay_end(dev);
+		assert_int_equal(ops->replay_wait(dev, &err), 0);
+		assert_true(ops->elapsed_us(dev, TD_MARK_BEGIN, TD_MARK_HEAD) >= 2000);
+		assert_true(ops->elapsed_us(dev, TD_MARK_HEAD, TD_MARK_END) >= 0);
 	}
-	/* poisoned while we sleep; poisoned already; a later epoch; an earlier step is done whatever comes */
-	assert_int_equal(ops->flag_wait(a, &back, epoch | 9999, &bell_a, 5000, &err), TD_E_STALE);
-	assert_int_equal(ops->flag_wait(a, &back, epoch | 9999, &bell_a, 5000, &err), TD_E_STALE);
-	pthread_join(thread, &rc);
-	assert_null(rc);
-	atomic_store(&back.value, (uint64_t)6 << 32 | 3);
-	assert_int_equal(ops->flag_wait(a, &back, epoch | 1, &bell_a, 5000, &err), TD_E_STALE);
-	assert_int_equal(ops->flag_wait(a, &back, (uint64_t)6 << 32 | 2, &bell_a, 0, &err), 0);
-	clock_gettime(CLOCK_MONOTONIC, &from);
-	assert_int_equal(ops->flag_wait(a, &back, (uint64_t)6 << 32 | 4, &bell_a, 60, &err), TD_E_DEADLINE);
-	clock_gettime(CLOCK_MONOTONIC, &to);
-	assert_in_range((to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000, 55, 30000);
-	k_close(a);
-	k_close(b);
+	ops->host_free(dev, said);
+	k_close(dev);
 }
 
 static void finding(void **state)
@@ -251,7 +226,7 @@ static void finding(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = { cmocka_unit_test(pool), cmocka_unit_test(opening), cmocka_unit_test(memory), cmocka_unit_test(arenas),
-					    cmocka_unit_test(batches), cmocka_unit_test(flags), cmocka_unit_test(finding) };
+					    cmocka_unit_test(batches), cmocka_unit_test(steps), cmocka_unit_test(finding) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

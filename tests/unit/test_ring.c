@@ -266,11 +266,92 @@ static void bell_for_ever(void **state)
 	pthread_join(t, NULL);
 }
 
+static struct td_bell spun;
+static int slept;
+
+static void *look_and_ring(void *arg)
+{
+	(void)arg;
+	usleep(5000);
+	slept = (int)atomic_load(&spun.sleepers);
+	td_bell_ring(&spun);
+	return NULL;
+}
+
+/* A worker beside a GPU spins longer than half a cycle. */
+static void bell_spins(void **state)
+{
+	pthread_t t;
+
+	(void)state;
+	td_bell_spin(20 * 1000 * 1000);
+	assert_int_equal(pthread_create(&t, NULL, look_and_ring, NULL), 0);
+	td_bell_wait(&spun, 0, -1);
+	pthread_join(t, NULL);
+	assert_int_equal(slept, 0);
+	assert_true(wait_ms(&spun, 1, 10) < 10000); /* no longer than it may */
+	td_bell_spin(0);
+	assert_int_equal(pthread_create(&t, NULL, look_and_ring, NULL), 0);
+	td_bell_wait(&spun, 1, -1);
+	pthread_join(t, NULL);
+	assert_int_equal(slept, 1);
+	td_bell_spin(20);
+}
+
+static struct td_flag there, back;
+static struct td_bell bell_a, bell_b;
+static const uint64_t epoch = (uint64_t)5 << 32;
+
+static void *partner(void *arg)
+{
+	struct td_error err;
+
+	(void)arg;
+	for (uint64_t i = 1; i <= 2000; i++) {
+		if (td_flag_wait(&there, epoch | i, &bell_b, 5000, &err))
+			return (void *)1;
+		td_flag_set(&back, epoch | i, &bell_a);
+	}
+	usleep(20000);
+	atomic_store(&back.value, TD_FLAG_POISON(5));
+	td_bell_ring(&bell_a);
+	return NULL;
+}
+
+static void flags(void **state)
+{
+	struct td_error err = {0};
+	struct timespec from, to;
+	pthread_t thread;
+	void *rc;
+
+	(void)state;
+	pthread_create(&thread, NULL, partner, NULL);
+	for (uint64_t i = 1; i <= 2000; i++) {
+		td_flag_set(&there, epoch | i, &bell_b);
+		if (td_flag_wait(&back, epoch | i, &bell_a, 5000, &err))
+			fail_msg("hop %d: %s", (int)i, err.text);
+	}
+	/* poisoned while we sleep; poisoned already; a later epoch; an earlier step is done whatever comes */
+	assert_int_equal(td_flag_wait(&back, epoch | 9999, &bell_a, 5000, &err), TD_E_STALE);
+	assert_int_equal(td_flag_wait(&back, epoch | 9999, &bell_a, 5000, &err), TD_E_STALE);
+	pthread_join(thread, &rc);
+	assert_null(rc);
+	atomic_store(&back.value, (uint64_t)6 << 32 | 3);
+	assert_int_equal(td_flag_wait(&back, epoch | 1, &bell_a, 5000, &err), TD_E_STALE);
+	assert_int_equal(td_flag_wait(&back, (uint64_t)6 << 32 | 2, &bell_a, 0, &err), 0);
+	clock_gettime(CLOCK_MONOTONIC, &from);
+	assert_int_equal(td_flag_wait(&back, (uint64_t)6 << 32 | 4, &bell_a, 60, &err), TD_E_DEADLINE);
+	clock_gettime(CLOCK_MONOTONIC, &to);
+	assert_in_range((to.tv_sec - from.tv_sec) * 1000 + (to.tv_nsec - from.tv_nsec) / 1000000, 55, 30000);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(two_threads), cmocka_unit_test(two_processes), cmocka_unit_test(full_ring), cmocka_unit_test(lying_indices),
 		cmocka_unit_test(bells_between_processes), cmocka_unit_test(bell_timeouts), cmocka_unit_test(bell_for_ever),
+		cmocka_unit_test(bell_spins), cmocka_unit_test(flags),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

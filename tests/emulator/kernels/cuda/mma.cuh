@@ -7,6 +7,7 @@
 #define TD_CUDA_MMA_CUH
 
 #include <stdint.h>
+#include <time.h>
 
 struct emu_mma {
 	uint32_t a[4], b[2];
@@ -106,6 +107,13 @@ static inline void after_previous()
 }
 static inline void let_next_start()
 {
+}
+static inline unsigned long long device_ns()
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (unsigned long long)t.tv_sec * 1000000000ull + (unsigned long long)t.tv_nsec;
 }
 static inline void prefetch_line(const void *)
 {
