@@ -488,10 +488,10 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 
 /* ---- scan -------------------------------------------------------------------------------------------------------------------------- */
 
-/* What a chunk needs in shared memory, in 16 bytes: for the state W, K and exp(G_last - G), for the outputs Q, P and exp(G). */
+/* In shared memory: of a chunk for the state W, K, exp(G_last - G) and the end of exp(G); of the chunk before for the outputs Q, P and exp(G). */
 template <int KD> struct stage {
 	uint4 w[KD * N / 8], k[KD * N / 8], q[KD * N / 8], p[P_UNITS * 32];
-	float left[N], since[N];
+	float left[N], last[4], since[N];
 };
 /* Left by a warp of the state for its companion: operands of S^T and of D^T. */
 template <int KD> struct handed {
@@ -518,29 +518,40 @@ static __device__ __forceinline__ void fetch_stage(const struct chunk_args &c, s
 		fetch(to->w, c.w + at * (KD / 4) * 32, sizeof(to->w));
 		fetch(to->k, c.k + (chunk * c.g.w.k_heads + k_head) * (KD / 4) * 32, sizeof(to->k));
 		fetch(to->left, c.decay + at * 2 * N + N, sizeof(to->left));
-		fetch(to->since, c.decay + at * 2 * N, sizeof(to->since)); /* its last one is the chunk's decay */
+		fetch(to->last, c.decay + at * 2 * N + N - 4, sizeof(to->last));
 	}
 	if (i > 0) {
 		fetch(to->q, c.q + ((chunk - 1) * c.g.w.k_heads + k_head) * (KD / 4) * 32, sizeof(to->q));
 		fetch(to->p, c.p + (at - c.g.w.v_heads) * P_UNITS * 32, sizeof(to->p));
+		fetch(to->since, c.decay + (at - c.g.w.v_heads) * 2 * N, sizeof(to->since));
 	}
 	copy_commit();
 }
 
-/* c[token tile] = (state)^T x^T, x = W or Q */
-template <int KD> static __device__ __forceinline__ void times_state(const uint32_t (*s)[4], const uint4 *x_sh, float r[N / 8][4])
+/* Four units to registers. Asked for a step before they are used: left to itself the compiler waits for each load where it stands. */
+static __device__ __forceinline__ void take(uint4 b[4], uint32_t sh)
 {
-	int lane = threadIdx.x & 31;
-
 #pragma unroll
-	for (int d = 0; d < KD / 16; d++)
+	for (int i = 0; i < 4; i++)
+		b[i] = load16(sh + i * 512);
+}
+
+/* r[token tile] = (state)^T x^T, x = W or Q, whose units of this lane start at x_sh */
+template <int KD> static __device__ __forceinline__ void times_state(const uint32_t (*s)[4], uint32_t x_sh, float r[N / 8][4])
+{
+	uint4 b[2][4];
+
+	take(b[0], x_sh);
+#pragma unroll
+	for (int d = 0; d < KD / 16; d++) {
+		if (d + 1 < KD / 16)
+			take(b[(d + 1) & 1], x_sh + (d + 1) * 4 * 512);
 #pragma unroll
 		for (int i = 0; i < 4; i++) {
-			uint4 b = x_sh[(d * 4 + i) * 32 + lane];
-
-			mma_half(r[2 * i], s[d], b.x, b.y);
-			mma_half(r[2 * i + 1], s[d], b.z, b.w);
+			mma_half(r[2 * i], s[d], b[d & 1][i].x, b[d & 1][i].y);
+			mma_half(r[2 * i + 1], s[d], b[d & 1][i].z, b[d & 1][i].w);
 		}
+	}
 }
 
 static __device__ __forceinline__ void operand(uint32_t a[4], const float x[4], const float y[4])
@@ -551,20 +562,33 @@ static __device__ __forceinline__ void operand(uint32_t a[4], const float x[4], 
 	a[3] = half_pair(y[2], y[3]);
 }
 
+/* This lane's words of U. */
+static __device__ __forceinline__ void take_u(const struct chunk_args &c, size_t chunk, int head, int group, uint4 u[4])
+{
+	const uint4 *from = c.u + ((chunk * c.g.w.v_heads + head) * c.groups + group) * 4 * 32 + (threadIdx.x & 31);
+
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		u[j] = __ldcg(from + j * 32);
+}
+
 /* One chunk on 16 columns of the state. u: this lane's words of U. */
 template <int KD>
 static __device__ __forceinline__ void advance(const struct stage<KD> *x, struct handed<KD> *out, float state[KD / 8][4], const uint4 u[4])
 {
 	int lane = threadIdx.x & 31;
 	uint32_t s[KD / 16][4], a[4][4];
-	float r[N / 8][4] = {}, decay = x->since[N - 1];
+	float r[N / 8][4] = {}, decay = x->last[3];
+	uint32_t k_sh = shared_address(x->k + lane);
+	uint4 b[2][4];
 
 #pragma unroll
 	for (int d = 0; d < KD / 16; d++) {
 		operand(s[d], state[2 * d], state[2 * d + 1]);
 		out->s[d][lane] = make_uint4(s[d][0], s[d][1], s[d][2], s[d][3]);
 	}
-	times_state<KD>(s, x->w, r);
+	times_state<KD>(s, shared_address(x->w + lane), r);
+	take(b[0], k_sh);
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
 		const uint32_t word[4] = {u[j].x, u[j].y, u[j].z, u[j].w};
@@ -598,32 +622,45 @@ static __device__ __forceinline__ void advance(const struct stage<KD> *x, struct
 		for (int n = 0; n < 4; n++)
 			state[d][n] *= decay;
 #pragma unroll
-	for (int j = 0; j < 4; j++)
-#pragma unroll
-		for (int d = 0; d < KD / 16; d++) {
-			uint4 b = x->k[(j * (KD / 16) + d) * 32 + lane];
+	for (int n = 0; n < KD / 16; n++) {
+		int j = n / (KD / 64), d0 = n % (KD / 64) * 4;
 
-			mma_half(state[2 * d], a[j], b.x, b.y);
-			mma_half(state[2 * d + 1], a[j], b.z, b.w);
+		if (n + 1 < KD / 16)
+			take(b[(n + 1) & 1], k_sh + (n + 1) * 4 * 512);
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			mma_half(state[2 * (d0 + i)], a[j], b[n & 1][i].x, b[n & 1][i].y);
+			mma_half(state[2 * (d0 + i) + 1], a[j], b[n & 1][i].z, b[n & 1][i].w);
 		}
+	}
 }
 
 /* O of a chunk on 16 columns; to the rows from `row` on, as halves in the place of the layer's output. */
 template <int KD>
-static __device__ __forceinline__ void outputs(const struct gdn_args &p, const struct stage<KD> *x, const float *since, const struct handed<KD> *in,
-					       int row, int head, int col)
+static __device__ __forceinline__ void outputs(const struct gdn_args &p, const struct stage<KD> *x, const struct handed<KD> *in, int row, int head,
+					       int col)
 {
 	int lane = threadIdx.x & 31, odd = lane >> 2 & 1;
 	uint32_t s[KD / 16][4], a[4][4];
 	float r[N / 8][4] = {};
+	uint4 b[P_UNITS];
 
 #pragma unroll
 	for (int d = 0; d < KD / 16; d++)
 		*(uint4 *)s[d] = in->s[d][lane];
-	times_state<KD>(s, x->q, r);
+	times_state<KD>(s, shared_address(x->q + lane), r);
+#pragma unroll
+	for (int j = 0; j < 4; j++)
+		*(uint4 *)a[j] = in->d[j][lane];
+#pragma unroll
+	for (int n = 0; n < P_UNITS; n++) {
+		int j = (n >= 4) + (n >= 7) + (n >= 9), i = j + n - (j > 0 ? 4 : 0) - (j > 1 ? 3 : 0) - (j > 2 ? 2 : 0);
+
+		b[n] = load16(shared_address(x->p + unit_block(i, j) * 32 + lane));
+	}
 #pragma unroll
 	for (int n = 0; n < N / 8; n++) {
-		float2 e = *(const float2 *)&since[n * 8 + (lane & 3) * 2];
+		float2 e = *(const float2 *)&x->since[n * 8 + (lane & 3) * 2];
 
 		r[n][0] *= e.x;
 		r[n][1] *= e.y;
@@ -631,17 +668,12 @@ static __device__ __forceinline__ void outputs(const struct gdn_args &p, const s
 		r[n][3] *= e.y;
 	}
 #pragma unroll
-	for (int j = 0; j < 4; j++)
-		*(uint4 *)a[j] = in->d[j][lane];
-#pragma unroll
-	for (int i = 0; i < 4; i++)
-#pragma unroll
-		for (int j = 0; j <= i; j++) {
-			uint4 b = x->p[unit_block(i, j) * 32 + lane];
+	for (int n = 0; n < P_UNITS; n++) { /* from all of the first block of columns on, so that sums of one tile don't follow each other */
+		int j = (n >= 4) + (n >= 7) + (n >= 9), i = j + n - (j > 0 ? 4 : 0) - (j > 1 ? 3 : 0) - (j > 2 ? 2 : 0);
 
-			mma_half(r[2 * i], a[j], b.x, b.y);
-			mma_half(r[2 * i + 1], a[j], b.z, b.w);
-		}
+		mma_half(r[2 * i], a[j], b[n].x, b[n].y);
+		mma_half(r[2 * i + 1], a[j], b[n].z, b[n].w);
+	}
 	/* a lane has two tokens of one column; it gives one to its neighbour for the other token's next column */
 #pragma unroll
 	for (int n = 0; n < N / 8; n++)
@@ -695,12 +727,12 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 	struct handed<KD> *hand = (struct handed<KD> *)(stages + c.stages); /* (2, GROUPS) */
 	struct td_seq s;
 	const struct gdn_args &p = c.g;
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, slices = div_up(c.groups, GROUPS), head = blockIdx.x / slices,
+	int warp = threadIdx.x / 32, slices = div_up(c.groups, GROUPS), head = blockIdx.x / slices,
 	    carries = warp < GROUPS, group = blockIdx.x % slices * GROUPS + warp % GROUPS, k_head = head / (p.w.v_heads / p.w.k_heads), n;
 	float *kept;
 	float state[KD / 8][4];
 	size_t first;
-	uint4 u[4] = {};
+	uint4 u[4] = {}, next[4] = {};
 
 	let_next_start();
 	after_previous();
@@ -715,6 +747,8 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 		fetch_stage<KD>(c, stages, first, 0, n, head, k_head);
 	if (carries)
 		move_state<KD, false>(kept, p.w.v_dim, group * 16, state);
+	if (carries && group < c.groups)
+		take_u(c, first, head, group, next);
 	for (int i = 0; i <= n; i++) {
 		struct stage<KD> *x = stages + (c.stages == 2 ? i & 1 : 0);
 		struct handed<KD> *mine = hand + (i & 1) * GROUPS + warp % GROUPS, *theirs = hand + (~i & 1) * GROUPS + warp % GROUPS;
@@ -732,11 +766,12 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 		if (carries && i < n) {
 #pragma unroll
 			for (int j = 0; j < 4; j++)
-				u[j] = c.u[((((first + i) * p.w.v_heads + head) * c.groups + group) * 4 + j) * 32 + lane];
+				u[j] = next[j];
+			take_u(c, first + (i + 1 < n ? i + 1 : i), head, group, next);
 			advance<KD>(x, mine, state, u);
 		}
 		if (!carries && i > 0)
-			outputs<KD>(p, x, c.decay + ((first + i - 1) * p.w.v_heads + head) * 2 * N, theirs, s.row0 + (i - 1) * N, head, group * 16);
+			outputs<KD>(p, x, theirs, s.row0 + (i - 1) * N, head, group * 16);
 	}
 	if (carries)
 		move_state<KD, true>(kept, p.w.v_dim, group * 16, state);
