@@ -5,7 +5,7 @@
  * machine instructions, fibers.cpp runs blocks and runtime.cpp answers the calls of the CUDA runtime, the driver and cuBLAS. The result is a module
  * that is loaded in place of tandem-cuda.so.
  *
- * A block's threads are fibers of one OS thread, blocks run one after the other, a launch has ended when it returns. So what is shown here is that the
+ * A block's threads are fibers of one OS thread, blocks run one after the other (those of a cluster in turns), a launch has ended when it returns. So what is shown here is that the
  * kernels compute what they should, index nothing that is not theirs (under ASan) and meet at their barriers; never that they are free of races
  * between blocks, nor anything about time. Stricter than a GPU where it can be: asynchronous copies happen at the last moment allowed, fresh memory is
  * full of NaN, a warp function with lanes that ended is an error.
@@ -45,15 +45,16 @@ using std::min;
 
 namespace emu
 {
-enum { WARP = 32, THREADS_MAX = 1024, PAYLOAD = 64 };
+enum { WARP = 32, THREADS_MAX = 1024, CLUSTER_MAX = 4, PAYLOAD = 64 };
 
 struct launch_config {
 	dim3 grid, block;
 	size_t shared;
+	unsigned cluster; /* blocks side by side in x */
 };
-static inline launch_config config(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = 0)
+static inline launch_config config(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t = 0, unsigned cluster = 1)
 {
-	return {grid, block, shared};
+	return {grid, block, shared, cluster};
 }
 
 struct thread; /* fibers.cpp */
@@ -73,12 +74,20 @@ template <class F> void launch(const launch_config &c, F body)
 }
 template <class... P, class... A> cudaError_t launch_with(const cudaLaunchConfig_t *c, void (*kernel)(P...), A... args)
 {
-	launch(config(c->gridDim, c->blockDim, c->dynamicSmemBytes), [=]() { kernel(args...); });
+	unsigned cluster = 1;
+
+	for (unsigned i = 0; i < c->numAttrs; i++)
+		if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
+			cluster = c->attrs[i].val.clusterDim.x;
+	launch(config(c->gridDim, c->blockDim, c->dynamicSmemBytes, 0, cluster), [=]() { kernel(args...); });
 	return cudaSuccess;
 }
 void *dynamic_shared();
 uint32_t shared_address(const void *p); /* as 32 bits, for what takes such addresses */
 void *shared_pointer(uint32_t address);
+void cluster_arrive();
+void cluster_wait();
+void *cluster_pointer(void *p, unsigned rank);
 int block_barrier(int any = 0); /* 1 when a thread brought one */
 /* All 32 lanes meet: each leaves `size` bytes of payload; the last one to come runs `all` (may be NULL) on the payloads. Returns them: [lane]. */
 typedef unsigned char payload[PAYLOAD];

@@ -2,7 +2,8 @@
  * fibers.cpp: a block of threads on one OS thread.
  *
  * Each thread is a fiber with a stack of its own. A warp's fibers run until they meet (a warp function) or wait at the block's barrier; when no fiber of a
- * warp can go on, the next warp runs. Payloads of a meeting are kept twice over: a lane that runs ahead can reach the next meeting, never the one after.
+ * warp can go on, the next warp runs. The blocks of a cluster take turns likewise, each with its own dynamic shared memory (static variables would be one
+ * for all of them). Payloads of a meeting are kept twice over: a lane that runs ahead can reach the next meeting, never the one after.
  * An access to memory that is not there ends the launch and is the device's sticky error from then on, as on a GPU.
  */
 #include <signal.h>
@@ -21,7 +22,7 @@ namespace emu
 {
 enum { STACK = 256 << 10, SHARED_MAX = 256 << 10 };
 
-enum state { READY, MEETS, AT_BARRIER, ENDED };
+enum state { READY, MEETS, AT_BARRIER, AT_CLUSTER, ENDED };
 
 struct copy {
 	void *to;
@@ -38,7 +39,17 @@ struct copies {
 	unsigned groups; /* closed so far */
 };
 
+struct block {
+	dim3 index;
+	unsigned rank;
+	int waiting, ended;
+	int any_slot[2]; /* of the barriers in turn */
+	unsigned barriers;
+};
+
 struct thread {
+	struct block *of;
+	unsigned turn; /* of the cluster's barrier, when it arrived */
 	void *sp;
 	char *stack;
 	state st;
@@ -53,17 +64,17 @@ struct warp {
 };
 
 place here;
-static thread pool[THREADS_MAX];
-static warp warps[THREADS_MAX / WARP];
+static block blocks[CLUSTER_MAX];
+static thread pool[CLUSTER_MAX * THREADS_MAX]; /* THREADS_MAX for each block */
+static warp warps[CLUSTER_MAX * THREADS_MAX / WARP];
 static thread *self;
-static int n_threads, waiting, ended;
-static int any_slot[2]; /* of the barriers in turn */
-static unsigned barriers;
+static int n_threads, n_blocks, arrived; /* threads of a block, blocks of the cluster, arrivals at its barrier */
+static unsigned turn;
 static void *main_sp;
 static void (*body_now)(void *);
 static void *arg_now;
 static int faulted, in_kernel;
-alignas(128) static char shared[SHARED_MAX];
+alignas(128) static char shared[CLUSTER_MAX][SHARED_MAX];
 
 extern "C" void emu_switch(void **save, void *to);
 __asm__(".text\n"
@@ -122,7 +133,7 @@ static void enter()
 #endif
 	body_now(arg_now);
 	self->st = ENDED;
-	ended++;
+	self->of->ended++;
 	to_main(1);
 	broken("a thread that ended ran on");
 }
@@ -131,6 +142,7 @@ static void resume(thread *t)
 {
 	self = t;
 	here.thread = t->index;
+	here.block = t->of->index;
 #if defined(__SANITIZE_ADDRESS__)
 	void *fake = NULL;
 
@@ -173,13 +185,13 @@ static void prepare(thread *t, int i, const launch_config &c)
 }
 
 /* Runs one warp until none of its lanes can go on. */
-static void run_warp(int w)
+static void run_warp(int first, int last)
 {
-	int last = (w + 1) * WARP < n_threads ? (w + 1) * WARP : n_threads, moved = 1;
+	int moved = 1;
 
 	while (moved && !faulted) {
 		moved = 0;
-		for (int i = w * WARP; i < last && !faulted; i++) {
+		for (int i = first; i < last && !faulted; i++) {
 			if (pool[i].st != READY)
 				continue;
 			resume(&pool[i]);
@@ -188,28 +200,51 @@ static void run_warp(int w)
 	}
 }
 
-static void run_block(const launch_config &c)
+/* Runs a block until none of its threads can go on; 0 when none could. */
+static int run_block(block *b)
 {
-	n_threads = (int)(c.block.x * c.block.y * c.block.z);
-	waiting = ended = 0;
-	memset(shared, 0xff, c.shared);
-	for (int i = 0; i < n_threads; i++)
-		prepare(&pool[i], i, c);
-	for (int w = 0; w * WARP < n_threads; w++)
-		warps[w].arrived = 0;
-	while (ended < n_threads && !faulted) {
-		int before = ended + waiting;
+	int first = (int)(b - blocks) * THREADS_MAX, last = first + n_threads, moved = 0;
 
-		for (int w = 0; w * WARP < n_threads; w++)
-			run_warp(w);
-		if (waiting && waiting + ended == n_threads) {
-			waiting = 0;
-			any_slot[++barriers & 1] = 0;
-			for (int i = 0; i < n_threads; i++)
-				if (pool[i].st == AT_BARRIER)
-					pool[i].st = READY;
-		} else if (ended < n_threads && ended + waiting == before && !faulted) {
+	for (int i = first; i < last; i++)
+		moved |= pool[i].st == READY;
+	for (int i = first; i < last; i += WARP)
+		run_warp(i, i + WARP < last ? i + WARP : last);
+	if (b->waiting && b->waiting + b->ended == n_threads) {
+		b->waiting = 0;
+		b->any_slot[++b->barriers & 1] = 0;
+		for (int i = first; i < last; i++)
+			if (pool[i].st == AT_BARRIER)
+				pool[i].st = READY;
+	}
+	return moved;
+}
+
+static void run_cluster(const launch_config &c)
+{
+	int left = 1, moved = 1;
+
+	n_threads = (int)(c.block.x * c.block.y * c.block.z);
+	arrived = 0;
+	for (block *b = blocks; b < blocks + n_blocks; b++) {
+		b->waiting = b->ended = 0;
+		b->rank = (unsigned)(b - blocks);
+		memset(shared[b->rank], 0xff, c.shared);
+		for (int i = 0; i < n_threads; i++) {
+			thread *t = &pool[b->rank * THREADS_MAX + (unsigned)i];
+
+			t->of = b;
+			prepare(t, i, c);
+		}
+		for (int i = 0; i < THREADS_MAX / WARP; i++)
+			warps[b->rank * (THREADS_MAX / WARP) + (unsigned)i].arrived = 0;
+	}
+	while (left && !faulted) {
+		if (!moved)
 			broken("some threads of the block wait for others that never come");
+		left = moved = 0;
+		for (block *b = blocks; b < blocks + n_blocks && !faulted; b++) {
+			moved |= run_block(b);
+			left += n_threads - b->ended;
 		}
 	}
 }
@@ -221,7 +256,7 @@ void run(const launch_config &c, void (*body)(void *), void *arg)
 	if (sticky_error())
 		return;
 	if (c.block.x * c.block.y * c.block.z > THREADS_MAX || c.block.x * c.block.y * c.block.z == 0 || c.shared > SHARED_MAX || c.grid.x == 0 ||
-	    c.grid.y == 0 || c.grid.z == 0 || c.grid.y > 65535 || c.grid.z > 65535) {
+	    c.grid.y == 0 || c.grid.z == 0 || c.grid.y > 65535 || c.grid.z > 65535 || c.cluster > CLUSTER_MAX || c.grid.x % c.cluster) {
 		set_error(cudaErrorInvalidConfiguration);
 		return;
 	}
@@ -237,12 +272,14 @@ void run(const launch_config &c, void (*body)(void *), void *arg)
 	arg_now = arg;
 	here.grid_dim = c.grid;
 	here.block_dim = c.block;
+	n_blocks = (int)c.cluster;
 	in_kernel = 1;
 	for (unsigned z = 0; z < c.grid.z && !faulted; z++)
 		for (unsigned y = 0; y < c.grid.y && !faulted; y++)
-			for (unsigned x = 0; x < c.grid.x && !faulted; x++) {
-				here.block = dim3(x, y, z);
-				run_block(c);
+			for (unsigned x = 0; x < c.grid.x && !faulted; x += c.cluster) {
+				for (unsigned i = 0; i < c.cluster; i++)
+					blocks[i].index = dim3(x + i, y, z);
+				run_cluster(c);
 			}
 	in_kernel = 0;
 	if (faulted)
@@ -253,18 +290,18 @@ void run(const launch_config &c, void (*body)(void *), void *arg)
 
 void *dynamic_shared()
 {
-	return shared;
+	return shared[self->of->rank];
 }
 
 /* Static shared variables lie somewhere in this module: addresses are told by their distance, which fits. */
 uint32_t shared_address(const void *p)
 {
-	return (uint32_t)(int32_t)((const char *)p - shared);
+	return (uint32_t)(int32_t)((const char *)p - shared[0]);
 }
 
 void *shared_pointer(uint32_t address)
 {
-	return shared + (int32_t)address;
+	return shared[0] + (int32_t)address;
 }
 
 int lane()
@@ -274,19 +311,47 @@ int lane()
 
 int block_barrier(int any)
 {
-	int *slot = &any_slot[barriers & 1];
+	int *slot = &self->of->any_slot[self->of->barriers & 1];
 
 	*slot |= any;
 	self->st = AT_BARRIER;
-	waiting++;
+	self->of->waiting++;
 	to_main(0);
 	return *slot;
+}
+
+void cluster_arrive()
+{
+	self->turn = turn;
+	if (++arrived < n_blocks * n_threads)
+		return;
+	arrived = 0;
+	turn++;
+	for (int i = 0; i < n_blocks * THREADS_MAX; i++)
+		if (pool[i].of && pool[i].st == AT_CLUSTER)
+			pool[i].st = READY;
+}
+
+void cluster_wait()
+{
+	while (self->turn == turn) {
+		self->st = AT_CLUSTER;
+		to_main(0);
+	}
+}
+
+/* The same place in the dynamic shared memory of another block. */
+void *cluster_pointer(void *p, unsigned rank)
+{
+	if (rank >= (unsigned)n_blocks || (char *)p < shared[self->of->rank] || (char *)p >= shared[self->of->rank] + SHARED_MAX)
+		broken("no shared memory of a block of the cluster");
+	return (char *)p + ((ptrdiff_t)rank - (ptrdiff_t)self->of->rank) * SHARED_MAX;
 }
 
 payload *meet(const void *mine, size_t size, void (*all)(payload *))
 {
 	thread *t = self;
-	int first = (int)(t - pool) / WARP * WARP, last = first + WARP < n_threads ? first + WARP : n_threads;
+	int first = (int)(t - pool) / WARP * WARP, end = (int)t->of->rank * THREADS_MAX + n_threads, last = first + WARP < end ? first + WARP : end;
 	warp *w = &warps[first / WARP];
 	payload *p = w->slot[t->meetings++ & 1];
 

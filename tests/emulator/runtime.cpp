@@ -2,7 +2,8 @@
  * runtime.cpp: the calls of the CUDA runtime, the driver and cuBLAS that the CUDA module makes, answered with the host's memory.
  *
  * Everything is done when the call returns, so streams need no state. Memory that other processes open (arenas, the exchange region) are memfds. A device
- * of 8 multiprocessors with the shared memory of an H200; EMULATOR_SMS, EMULATOR_SHARED (bytes of a block) and EMULATOR_MEMORY (MiB) make it another.
+ * of 8 multiprocessors with the shared memory of an H200; EMULATOR_SMS, EMULATOR_SHARED (bytes of a block), EMULATOR_MEMORY
+ * (MiB) and EMULATOR_CLUSTERS (0: none fit) make it another.
  */
 #include <cblas.h>
 #include <cublasLt.h>
@@ -151,6 +152,12 @@ const char *cudaGetErrorString(cudaError_t e)
 cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int value)
 {
 	return done(value <= (int)setting("EMULATOR_SHARED", 232448) ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *, const cudaLaunchConfig_t *)
+{
+	*n = (int)setting("EMULATOR_CLUSTERS", 1);
+	return cudaSuccess;
 }
 
 /* ---- runtime: streams ---------------------------------------------------------------------------------------------------------------- */

@@ -118,6 +118,18 @@ static inline unsigned long long device_ns()
 static inline void prefetch_line(const void *)
 {
 }
+static inline void cluster_arrive()
+{
+	emu::cluster_arrive();
+}
+static inline void cluster_wait()
+{
+	emu::cluster_wait();
+}
+static inline void cluster_store(float *sh, unsigned rank, float v)
+{
+	*(float *)emu::cluster_pointer(sh, rank) = v;
+}
 
 static inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {
