@@ -11,8 +11,10 @@
  *		rows -> shared memory; the replayed state is stored
  *		prepare: a warp takes a token: convolution, silu, norms -> shared memory
  *		step, token by token without a barrier | meanwhile the other warps bring tail and ring up to date
- *		sums of o -> device memory
- *	last block of a head: gated norm (a second kernel when there are more rows than a block of verification)
+ *		sums of o; gated norm
+ *
+ * The norm is over a head, that is over four blocks. Where they can be a cluster they exchange their sums of squares, else the last one to finish does
+ * it for all, and with more rows than a block of verification a second kernel.
  *
  * Latency is all there is: 4 MB move in a microsecond, but a chain of loads, norms and 21 tokens lies between input and output. So a token's chain is
  * one dot product, three shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
@@ -27,22 +29,23 @@
  */
 #include "kernels/cuda/gdn.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24 };
+enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24, MAX_SLICES = 4 };
 
 /*
- * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice] in pieces of eight channels;
- * a window's tokens, prepared; what they leave of o.
+ * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice | z of the slice] in pieces of
+ * eight channels, of which tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
  */
 struct __align__(16) gate {
 	float decay, beta, kq, none;
 };
 template <int KD> struct window {
-	enum { PIECES = (2 * KD + COLS) / 8 };
+	enum { KEPT = (2 * KD + COLS) / 8, PIECES = KEPT + COLS / 8 };
 	uint4 raw[RING * PIECES];
 	float k[WINDOW * KD], q[WINDOW * KD], v[WINDOW * COLS];
 	struct gate gate[WINDOW];
 	float o[WINDOW * COLS * SHARES];
 	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
+	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head */
 };
 
 /* Where a thread's work lies. Value heads of VD columns, or of any number where VD is 0. */
@@ -81,14 +84,16 @@ template <int KD> static __device__ __forceinline__ void load_taps(const struct 
 	}
 }
 
-/* Channel of a piece of a row, or -1 where the slice is narrower. */
-template <int KD> static __device__ __forceinline__ int piece_channel(const struct gdn_args &p, const struct place &at, int piece)
+/* Column of a piece of a row of qkvz, or -1 where the slice is narrower. */
+template <int KD> static __device__ __forceinline__ int piece_column(const struct gdn_args &p, const struct place &at, int piece)
 {
-	int i = piece * 8 - 2 * KD;
+	int i = piece % window<KD>::KEPT * 8 - (piece < window<KD>::KEPT ? 2 * KD : 0);
 
-	if (i >= 0)
-		return at.col0 + i < at.v_dim ? at.channel + i : -1;
-	return (piece * 8 < KD ? at.k_head : p.w.k_heads + at.k_head - 1) * KD + piece * 8;
+	if (i < 0)
+		return (piece * 8 < KD ? at.k_head : p.w.k_heads + at.k_head - 1) * KD + piece * 8;
+	if (at.col0 + i >= at.v_dim)
+		return -1;
+	return i + (piece < window<KD>::KEPT ? at.channel : p.channels + at.head * at.v_dim + at.col0);
 }
 
 /* A thread's pieces of up to LOADS * THREADS / PIECES rows: number of the row, and how far from the first. */
@@ -101,10 +106,10 @@ template <int KD> static __device__ __forceinline__ void find_pieces(const struc
 {
 #pragma unroll
 	for (int i = 0; i < pieces<KD>::LOADS; i++) {
-		int id = threadIdx.x + i * THREADS, channel = piece_channel<KD>(p, at, id % window<KD>::PIECES);
+		int id = threadIdx.x + i * THREADS, column = piece_column<KD>(p, at, id % window<KD>::PIECES);
 
-		x.row[i] = channel < 0 ? WINDOW : id / window<KD>::PIECES;
-		x.offset[i] = x.row[i] * p.ld + channel;
+		x.row[i] = column < 0 ? WINDOW : id / window<KD>::PIECES;
+		x.offset[i] = x.row[i] * p.ld + column;
 	}
 }
 
@@ -112,14 +117,14 @@ template <int KD> static __device__ __forceinline__ void find_pieces(const struc
 template <int KD>
 static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct place &at, struct window<KD> &x)
 {
-	enum { PIECES = window<KD>::PIECES };
+	enum { KEPT = window<KD>::KEPT };
 
-#pragma unroll 3
-	for (int id = threadIdx.x; id < (s.replay + TD_CONV_TAIL) * PIECES; id += THREADS) {
-		int row = id / PIECES, channel = piece_channel<KD>(p, at, id % PIECES);
+#pragma unroll 2
+	for (int id = threadIdx.x; id < (s.replay + TD_CONV_TAIL) * KEPT; id += THREADS) {
+		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD>(p, at, piece);
 
 		if (channel >= 0)
-			x.raw[id] = __ldcg((const uint4 *)(stream_row(p, s, row) + channel));
+			x.raw[row * window<KD>::PIECES + piece] = __ldcg((const uint4 *)(stream_row(p, s, row) + channel));
 	}
 }
 
@@ -244,6 +249,41 @@ static __device__ __forceinline__ float2 sum_shares(const float *o_sh, int row, 
 	return make_float2((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
 }
 
+/*
+ * Gated norm of a window's rows, at the end of a call: the blocks of a head are a cluster, and each gives its sums of squares to all. The order of the
+ * sums is that of gated_norm, so it makes no difference which of them does it.
+ */
+template <int KD>
+static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n,
+						       struct window<KD> &x)
+{
+	int row = threadIdx.x / (COLS / 2), lane = threadIdx.x % (COLS / 2), slice = at.col0 / COLS;
+	float2 o = {}, w = {};
+	float sum = 0;
+
+	cluster_wait(); /* the others have started */
+	if (row < n) {
+		w = *(const float2 *)(p.w.norm + at.col0 + lane * 2);
+		o = sum_shares(x.o, row, lane * 2);
+	}
+	if (row < WINDOW) {
+		float part = slice_squares(o);
+
+		if (lane < at.slices)
+			cluster_store(&x.squares[slice * WINDOW + row], lane, part);
+	}
+	cluster_arrive();
+	cluster_wait();
+	if (row < n) {
+		const uint32_t *z = (const uint32_t *)(x.raw + (t0 + TD_CONV_TAIL + row) % RING * window<KD>::PIECES + window<KD>::KEPT);
+
+		for (int i = 0; i < at.slices; i++)
+			sum += x.squares[i * WINDOW + row];
+		((uint32_t *)(p.out + (size_t)(s.row0 + t0 - s.replay + row) * p.ld_out + at.head * at.v_dim + at.col0))[lane] =
+			gate_pair(o, norm_scale(p, sum), w, z[lane]);
+	}
+}
+
 /* `kept`: the first of this lane's rows, in its column. */
 static __device__ __forceinline__ float *state_row(float *kept, const struct place &at, int i)
 {
@@ -271,7 +311,7 @@ static __device__ __forceinline__ unsigned *counters(const struct gdn_args &p)
 template <int KD>
 static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x)
 {
-	enum { PIECES = window<KD>::PIECES, Q_K = 2 * KD / 8 };
+	enum { KEPT = window<KD>::KEPT, Q_K = 2 * KD / 8 };
 	unsigned all = p.group * at.slices;
 	int warp = at.warp - STEPPERS, i = warp * 32 + at.lane, rows = s.commit ? 0 : s.rows, first = s.replay + (s.commit ? s.rows : 0), last;
 	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels;
@@ -280,12 +320,12 @@ static __device__ __forceinline__ void keep(const struct gdn_args &p, const stru
 	last = at.lane == 0 ? count_arrival(counters(p) + at.k_head * KEEPERS + warp, all) == all - 1 : 0;
 	last = __shfl_sync(~0u, last, 0);
 #pragma unroll 2
-	for (int id = i; id < (TD_CONV_TAIL + rows) * PIECES; id += KEEPERS * 32) {
-		int row = id / PIECES, piece = id % PIECES, channel = piece_channel<KD>(p, at, piece);
+	for (int id = i; id < (TD_CONV_TAIL + rows) * KEPT; id += KEEPERS * 32) {
+		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD>(p, at, piece);
 		bf16 *to = row < TD_CONV_TAIL ? tail + (size_t)row * p.channels : ring + (size_t)(row - TD_CONV_TAIL) * p.channels;
 
 		if (channel >= 0 && (last || piece >= Q_K))
-			*(uint4 *)(to + channel) = x.raw[(first + row) % RING * PIECES + piece];
+			*(uint4 *)(to + channel) = x.raw[(first + row) % RING * window<KD>::PIECES + piece];
 	}
 #pragma unroll 1
 	for (int id = i; last && id < rows * 2 * p.group; id += KEEPERS * 32) {
@@ -299,9 +339,10 @@ static __device__ __forceinline__ void keep(const struct gdn_args &p, const stru
  * grid (slices of a key head's value heads, k_heads, sequences). With p.early all that was kept by steps before, state, tail, ring and td_seq, is read
  * before the kernel before this one has ended, and the rows to replay are gone through: see td__cuda_gdn.
  */
-template <int KD, int VD> static __global__ void __launch_bounds__(THREADS, 2) gdn_kernel(const struct gdn_args p)
+template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__(THREADS, 2) gdn_kernel(const struct gdn_args p)
 {
-	__shared__ __align__(16) struct window<KD> x;
+	extern __shared__ __align__(16) char memory[];
+	struct window<KD> &x = *(struct window<KD> *)memory;
 	struct place at = find_place<KD, VD>(p);
 	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2;
 	float state[KD / PARTS] = {}, *kept, rate = -expf(p.w.a_log[at.head]), bias = p.w.dt_bias[at.head];
@@ -309,6 +350,8 @@ template <int KD, int VD> static __global__ void __launch_bounds__(THREADS, 2) g
 	struct pieces<KD> mine;
 	struct td_seq s;
 
+	if (CLUSTER)
+		cluster_arrive();
 	load_taps<KD>(p, at, x.taps);
 	if (!p.early)
 		after_previous();
@@ -363,14 +406,16 @@ template <int KD, int VD> static __global__ void __launch_bounds__(THREADS, 2) g
 		else if (fresh && t0 + n == total)
 			keep<KD>(p, s, at, x);
 		__syncthreads();
-		if (fresh && row < n && at.col0 + pair < at.v_dim)
+		if (CLUSTER && fresh)
+			norm_in_cluster<KD>(p, s, at, t0, n, x);
+		else if (fresh && row < n && at.col0 + pair < at.v_dim)
 			*(float2 *)(p.o + ((size_t)(s.row0 + t0 - s.replay + row) * p.w.v_heads + at.head) * at.v_dim + at.col0 + pair) =
 				sum_shares(x.o, row, pair);
 		t0 += n;
 	} while (!fresh || t0 < total);
 	if (steps && s.commit)
 		store_state<KD>(kept, at, state);
-	if (p.norm_here && last_to_arrive(counters(p) + KEEPERS * p.w.k_heads + at.head, at.slices))
+	if (!CLUSTER && p.norm_here && last_to_arrive(counters(p) + KEEPERS * p.w.k_heads + at.head, at.slices))
 #pragma unroll 1
 		for (int r = at.warp; r < s.rows; r += WARPS)
 			gated_norm(p, s.row0 + r, at.head);
@@ -434,6 +479,42 @@ static int longest(const struct td_batch *b, int part)
 	return rows;
 }
 
+/* The launch, in clusters of the slices of a head where asked to. */
+static void launch(struct td_dev *dev, void (*kernel)(struct gdn_args), size_t shared, const struct gdn_args &p, dim3 grid, int cluster)
+{
+	cudaLaunchAttribute attr[2];
+	cudaLaunchConfig_t c = {grid, dim3(THREADS), shared, dev->stream, attr, 2};
+
+	if (!cluster) {
+		td__cuda_launch(dev, "gdn", kernel, grid, THREADS, shared, p);
+		return;
+	}
+	attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+	attr[0].val.programmaticStreamSerializationAllowed = 1;
+	attr[1].id = cudaLaunchAttributeClusterDimension;
+	attr[1].val.clusterDim.x = MAX_SLICES;
+	attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
+	td__cuda_check(dev, cudaLaunchKernelEx(&c, kernel, p), "gdn");
+}
+
+/* A narrow share of the GPU (MPS) may have no room for a cluster: then the last block of a head does the norm. */
+static int can_cluster(struct td_dev *dev, dim3 grid)
+{
+	if (!dev->clusters) {
+		cudaLaunchAttribute attr[1];
+		cudaLaunchConfig_t c = {grid, dim3(THREADS), sizeof(struct window<128>), dev->stream, attr, 1};
+		int n = 0;
+
+		attr[0].id = cudaLaunchAttributeClusterDimension;
+		attr[0].val.clusterDim.x = MAX_SLICES;
+		attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+		if (!dev->overlap || cudaOccupancyMaxActiveClusters(&n, gdn_kernel<128, 128, true>, &c) != cudaSuccess)
+			cudaGetLastError();
+		dev->clusters = n > 0 ? 1 : -1;
+	}
+	return dev->clusters > 0;
+}
+
 /* One part of all sequences by the step form. */
 static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_batch *b, int rows)
 {
@@ -441,12 +522,14 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 
 	p.norm_here = rows <= TD_BLOCK_MAX;
 	p.early = p.part == GDN_BEFORE;
-	if (p.w.k_dim == 128 && p.w.v_dim == 128)
-		td__cuda_launch(dev, "gdn", gdn_kernel<128, 128>, grid, THREADS, 0, p);
+	if (p.w.k_dim == 128 && p.w.v_dim == 128 && p.norm_here && can_cluster(dev, grid))
+		launch(dev, gdn_kernel<128, 128, true>, sizeof(struct window<128>), p, grid, 1);
+	else if (p.w.k_dim == 128 && p.w.v_dim == 128)
+		launch(dev, gdn_kernel<128, 128, false>, sizeof(struct window<128>), p, grid, 0);
 	else if (p.w.k_dim == 128)
-		td__cuda_launch(dev, "gdn", gdn_kernel<128, 0>, grid, THREADS, 0, p);
+		launch(dev, gdn_kernel<128, 0, false>, sizeof(struct window<128>), p, grid, 0);
 	else
-		td__cuda_launch(dev, "gdn", gdn_kernel<64, 0>, grid, THREADS, 0, p);
+		launch(dev, gdn_kernel<64, 0, false>, sizeof(struct window<64>), p, grid, 0);
 	if (!p.norm_here)
 		td__cuda_launch(dev, "gdn", norm_kernel, dim3(rows, div_up(p.w.v_heads, WARPS), b->n_seq), THREADS, 0, p);
 }

@@ -153,6 +153,12 @@ static __device__ __forceinline__ float slice_squares(float2 v)
 	return sum;
 }
 
+/* From the sum of squares over a head: that of its slices, added in their order. */
+static __device__ __forceinline__ float norm_scale(const struct gdn_args &p, float sum)
+{
+	return rsqrtf(sum / p.w.v_dim + p.w.eps);
+}
+
 static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, uint32_t z)
 {
 	return bf16_pair(o.x * scale * weight.x * swish(bf16_lo(z)), o.y * scale * weight.y * swish(bf16_hi(z)));
@@ -186,7 +192,7 @@ static __device__ __forceinline__ void gated_norm(const struct gdn_args &p, int 
 			sum += __shfl_sync(~0u, part, 0);
 			sum += __shfl_sync(~0u, part, 16);
 		}
-	sum = rsqrtf(sum / n + p.w.eps);
+	sum = norm_scale(p, sum);
 #pragma unroll
 	for (int i = 0; i < MAX; i++)
 		if (2 * (lane + 32 * i) < n)

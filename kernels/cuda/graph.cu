@@ -71,6 +71,7 @@ static __global__ void begin_kernel(const uint32_t *from, uint32_t *to, int word
 	if (threadIdx.x == 0)
 		clock->mark[TD_MARK_BEGIN] = device_ns();
 	__threadfence(); /* kernels may read td_seq before they wait for the one before them */
+	__syncthreads(); /* one thread is enough to let them start */
 	let_next_start();
 }
 

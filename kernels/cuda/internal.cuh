@@ -43,6 +43,7 @@ struct td_cuda_block {
 
 struct td_dev {
 	int ordinal, slots, sms;
+	int clusters; /* of the delta rule: 1 they can run, -1 they can't, 0 nobody asked yet */
 	int overlap; /* a kernel may start before the one before it has ended */
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;

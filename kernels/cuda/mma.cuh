@@ -110,6 +110,33 @@ static __device__ __forceinline__ unsigned long long device_ns()
 	asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)::"memory");
 	return t;
 }
+/*
+ * Clusters (compute capability 9.0 on): a few blocks that run side by side and reach each other's shared memory. cluster_arrive and cluster_wait are the
+ * two halves of a barrier across them, which every thread of each of them calls; what was stored before the first is seen after the second. A block's
+ * shared memory may be written by others once all have come through one barrier, and until it has left its last.
+ */
+static __device__ __forceinline__ void cluster_arrive()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+static __device__ __forceinline__ void cluster_wait()
+{
+#if __CUDA_ARCH__ >= 900
+	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+/* To the place of `sh` in the shared memory of block `rank` of the cluster. */
+static __device__ __forceinline__ void cluster_store(float *sh, unsigned rank, float v)
+{
+#if __CUDA_ARCH__ >= 900
+	uint32_t to;
+
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((uint32_t)__cvta_generic_to_shared(sh)), "r"(rank));
+	asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+#endif
+}
 /* The line of 128 bytes at p into the L2 cache, without waiting. */
 static __device__ __forceinline__ void prefetch_line(const void *p)
 {
