@@ -3,7 +3,7 @@
  *
  * The sizes come from the configurations, the heads of the weight files and the settings; no tensor is read and no backend is needed. They are not
  * estimates: weights are what the loader's first pass adds up, and both engines take their cache and buffers by the functions here, so what is
- * planned and what is allocated are one thing. Only the CUDA context (with its workspace) is a measured constant.
+ * planned and what is allocated are one thing. Only the CUDA context (with code) is a measured constant.
  */
 #ifndef TD_MEMPLAN_H
 #define TD_MEMPLAN_H

@@ -48,7 +48,6 @@ struct td_scratch_of {
 	int k_heads, v_heads, k_dim, v_dim; /* recurrent layers */
 };
 
-enum { TD_SCRATCH_DENSE = 96 << 20 /* expanded weights of a product: a piece of them at most */ };
 enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */,
        TD_SCRATCH_OF_PIECE = 24, TD_SCRATCH_LIST = 2048 /* and bytes of what it leaves and of its list */ };
 
@@ -56,7 +55,7 @@ enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item
  * outputs of the recurrent layers, or their chunks; processed logits or, in their place, the lists of their best. */
 static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
 {
-	size_t least = TD_SCRATCH_DENSE;
+	size_t least = (size_t)64 << 20;
 	size_t attention = (size_t)o->kv_heads * TD_SCRATCH_PAIRS * TD_SCRATCH_SPANS * ((size_t)o->head_dim * 4 + 8);
 	size_t steps = (size_t)o->rows * (size_t)o->v_heads * (size_t)o->v_dim * 4;
 	size_t chunks = o->v_heads ? td_scratch_gdn(o->rows, o->k_heads, o->v_heads, o->k_dim, o->v_dim) : 0, recurrent = steps > chunks ? steps : chunks;

@@ -1,8 +1,8 @@
 /*
  * linear_dense.cu: products of whole blocks of a prompt's rows, by cuBLAS (its part cublasLt, which lets the algorithm be named).
  *
- * INT4 weights are expanded to bf16 first, once for all rows of the call: whole where they fit in the room for it, else in a few equal pieces of the
- * outputs.
+ * INT4 weights are expanded to bf16 first, once for all rows of the call: whole where they stay in the L2 cache, else in a few equal pieces of the
+ * outputs that do. On an H200 expanding 94 MB takes 38 us at once (as fast as memory can be written), 47 MB within the cache less than 10.
  *
  * A position's bits must not depend on the number of rows in its call: a prompt may be fed in any chunks of 256 (kernels.h). Algorithms that split no
  * sum add the columns in one order, so many of them give the same bits, and each gives a row the same in any call; but nothing written promises it.
@@ -24,7 +24,7 @@ enum {
 	TRY_ROWS = 2048, /* rows of it, where the columns leave room for so many */
 };
 static const int size_rows[SIZES] = {256, 512, 1024, 2048};
-static const size_t room = TD_SCRATCH_DENSE;
+static const size_t whole_bytes = (size_t)50 << 20, piece_bytes = (size_t)32 << 20, room = (size_t)64 << 20;
 
 struct td_cuda_dense {
 	struct td_cuda_dense *next;
@@ -230,12 +230,13 @@ static int choose(struct td_dev *dev, struct td_cuda_dense *d, int out)
 
 /* ---- shapes, pieces, calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Outputs of a piece of the weights: all of them, unless they must be expanded and don't fit. */
+/* Outputs of a piece of the weights: all of them, unless they are expanded and would not stay in the L2 cache. */
 static int piece(const struct td_linear *w)
 {
-	int most = (int)(room / ((size_t)w->in * 2)) / ROUND * ROUND, pieces = div_up(w->out, most > ROUND ? most : ROUND);
+	size_t row = (size_t)w->in * 2;
+	int most = (int)(piece_bytes / row) / ROUND * ROUND, pieces = div_up(w->out, most > ROUND ? most : ROUND);
 
-	return w->kind == TD_W_BF16 || pieces == 1 ? w->out : div_up(div_up(w->out, pieces), ROUND) * ROUND;
+	return w->kind == TD_W_BF16 || row * w->out <= whole_bytes ? w->out : div_up(div_up(w->out, pieces), ROUND) * ROUND;
 }
 
 static struct td_cuda_dense *find(struct td_dev *dev, const struct td_linear *w, int f32, int accumulate)

@@ -125,7 +125,7 @@ static double time_of(struct call *c, const cublasLtMatmulAlgo_t *algo)
 
 static void shape(const struct map *m, int most, char *w, char *x, char *y, char *base, unsigned long long *sum)
 {
-	static const int rows[] = {256, 512, 1024, 1536, 2048, 4096, 8192};
+	static const int rows[] = {256, 512, 1024, 2048, 4096, 8192};
 	cublasLtMatmulHeuristicResult_t found[CHOICES];
 	size_t size = m->f32 ? 4 : 2;
 	struct call c = call_of(m, 2048, w, x, y);
@@ -173,7 +173,7 @@ static void shape(const struct map *m, int most, char *w, char *x, char *y, char
 int main(int argc, char **argv)
 {
 	static const struct map maps[] = {{"qkvz", 12288, 2560, 0}, {"qkv", 10240, 2560, 0}, {"out", 2560, 4096, 1},
-					  {"gate_up", 18432, 2560, 0}, {"down", 2560, 9216, 1}, {"ba", 64, 2560, 1}};
+					  {"gate_up", 18432, 2560, 0}, {"half", 9216, 2560, 0}, {"third", 6144, 2560, 0}, {"down", 2560, 9216, 1}, {"ba", 64, 2560, 1}};
 	int most = argc > 1 ? atoi(argv[1]) : 8;
 	unsigned long long *sum;
 	char *w, *x, *y, *base;
