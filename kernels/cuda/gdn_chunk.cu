@@ -37,6 +37,7 @@ enum {
 	HALF = N / 2,
 	A_LD = N + 4,
 	P_UNITS = 10, /* 16 x 16 blocks on and below the diagonal */
+	PIECE = 8, /* chunks from one launch to the next */
 	NORM_ROWS = 4, /* of a warp */
 	NORM_WARPS = 8,
 };
@@ -45,6 +46,7 @@ static_assert(TD_CUDA_LARGE % N == 0, "a run is whole chunks");
 struct chunk_args {
 	struct gdn_args g;
 	int groups; /* of 16 columns of a value head */
+	int chunk0, count; /* this launch's chunks of each run */
 	int together; /* local: value heads at a time */
 	int stages; /* scan: 1, or 2 where shared memory allows */
 	/* by chunk (place in the batch / 64) and head; 32 lanes of 16 bytes make a unit */
@@ -82,19 +84,35 @@ struct gates {
 	uint32_t since[N / 2];
 };
 
-/* Gates of one value head by a warp, two tokens a lane. */
-static __device__ void make_gates(const struct chunk_args &c, const struct td_seq &s, int t0, int head, size_t at, struct gates *to)
+/* What the gates of a lane's two tokens are made of. */
+struct raw_gates {
+	float b[2], a[2], rate, bias;
+};
+static __device__ __forceinline__ void fetch_gates(const struct gdn_args &p, const struct td_seq &s, int t0, int head, struct raw_gates *x)
 {
-	const struct gdn_args &p = c.g;
+	int token = t0 + 2 * (threadIdx.x & 31);
+
+	x->rate = p.w.a_log[head];
+	x->bias = p.w.dt_bias[head];
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		x->b[i] = token_ba(p, s, token + i, head);
+		x->a[i] = token_ba(p, s, token + i, p.w.v_heads + head);
+	}
+}
+
+/* Gates of one value head by a warp. */
+static __device__ __forceinline__ void make_gates(const struct chunk_args &c, const struct raw_gates &x, size_t at, struct gates *to)
+{
 	int lane = threadIdx.x & 31;
 	float g[2], total, last;
 
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
-		float u = token_ba(p, s, t0 + 2 * lane + i, p.w.v_heads + head) + p.w.dt_bias[head];
+		float u = x.a[i] + x.bias;
 
-		to->beta[2 * lane + i] = sigmoid(token_ba(p, s, t0 + 2 * lane + i, head));
-		g[i] = -expf(p.w.a_log[head]) * (u > 20.0f ? u : log1pf(expf(u)));
+		to->beta[2 * lane + i] = sigmoid(x.b[i]);
+		g[i] = -expf(x.rate) * (u > 20.0f ? u : log1pf(expf(u)));
 	}
 	total = g[0] + g[1];
 #pragma unroll
@@ -123,98 +141,133 @@ static __device__ __forceinline__ float tap(float4 w, float a, float b, float c,
 	return v * fast_inverse(1.0f + fast_exp2(v * -1.44269504f));
 }
 
-/* q and k of this warp's tokens: convolution, silu, norm. */
-template <int KD>
-static __device__ void conv_keys(const struct gdn_args &p, const struct td_seq &s, int t0, int k_head, __half *q_sh, __half *k_sh)
+/* C neighbouring channels of a warp's tokens, and the three rows before: what is asked for before the stream fetched last is worked on. */
+template <int C> struct raw {
+	uint32_t row[TURN + TD_CONV_TAIL][C / 2];
+	float4 taps[C];
+};
+template <int C>
+static __device__ __forceinline__ void fetch_rows(const struct gdn_args &p, const struct td_seq &s, int t0, int channel, int there, struct raw<C> *x)
 {
-	enum { C = KD / 32, ROWS = TURN + TD_CONV_TAIL };
-	int lane = threadIdx.x & 31, first = threadIdx.x / 32 * TURN, q0 = k_head * KD + lane * C, k0 = q0 + p.w.k_heads * KD;
-	const float4 *taps = (const float4 *)p.w.conv;
-	float4 wq[C], wk[C];
-	uint32_t q[ROWS][C / 2], k[ROWS][C / 2];
+	int first = threadIdx.x / 32 * TURN;
 
 #pragma unroll
-	for (int i = 0; i < C; i++) {
-		wq[i] = taps[q0 + i];
-		wk[i] = taps[k0 + i];
+	for (int j = 0; j < TURN + TD_CONV_TAIL; j++) {
+#pragma unroll
+		for (int i = 0; i < C / 2; i++)
+			x->row[j][i] = 0;
+		if (there)
+			load_words<C / 2>(x->row[j], stream_row(p, s, t0 + first + j) + channel);
 	}
 #pragma unroll
-	for (int j = 0; j < ROWS; j++) {
-		const bf16 *row = stream_row(p, s, t0 + first + j);
+	for (int i = 0; i < C; i++)
+		x->taps[i] = there ? ((const float4 *)p.w.conv)[channel + i] : make_float4(0, 0, 0, 0);
+	loads_before();
+}
 
-		load_words<C / 2>(q[j], row + q0);
-		load_words<C / 2>(k[j], row + k0);
-	}
+/* Convolution and silu of token i of the turn. */
+template <int C> static __device__ __forceinline__ void convolve(const struct raw<C> &x, int i, float y[C])
+{
+#pragma unroll
+	for (int j = 0; j < C; j++)
+		y[j] = tap(x.taps[j], element(x.row[i], j), element(x.row[i + 1], j), element(x.row[i + 2], j), element(x.row[i + 3], j));
+}
+
+/* Of q or k, with the L2 norm; to (N, KD + PAD). */
+template <int KD> static __device__ __forceinline__ void put_keys(const struct raw<KD / 32> &x, float scale, __half *to)
+{
+	enum { C = KD / 32 };
+
 #pragma unroll
 	for (int i = 0; i < TURN; i++) {
-		uint32_t *q_to = (uint32_t *)(q_sh + (first + i) * (KD + PAD) + lane * C), *k_to = (uint32_t *)(k_sh + (first + i) * (KD + PAD) + lane * C);
-		float a[C], b[C], qq = 0, kk = 0;
+		uint32_t *at = (uint32_t *)(to + (threadIdx.x / 32 * TURN + i) * (KD + PAD) + (threadIdx.x & 31) * C);
+		float y[C], sum = 0;
 
+		convolve<C>(x, i, y);
 #pragma unroll
-		for (int j = 0; j < C; j++) {
-			a[j] = tap(wq[j], element(q[i], j), element(q[i + 1], j), element(q[i + 2], j), element(q[i + 3], j));
-			b[j] = tap(wk[j], element(k[i], j), element(k[i + 1], j), element(k[i + 2], j), element(k[i + 3], j));
-			qq += a[j] * a[j];
-			kk += b[j] * b[j];
-		}
-		qq = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KD);
-		kk = rsqrtf(warp_sum(kk) + 1e-6f);
+		for (int j = 0; j < C; j++)
+			sum += y[j] * y[j];
+		sum = rsqrtf(warp_sum(sum) + 1e-6f) * scale;
 #pragma unroll
-		for (int j = 0; j < C / 2; j++) {
-			q_to[j] = half_pair(a[2 * j] * qq, a[2 * j + 1] * qq);
-			k_to[j] = half_pair(b[2 * j] * kk, b[2 * j + 1] * kk);
-		}
+		for (int j = 0; j < C / 2; j++)
+			at[j] = half_pair(y[2 * j] * sum, y[2 * j + 1] * sum);
 	}
 }
 
-/* v of this warp's tokens; columns from v_dim to the end of the last group become 0. */
-static __device__ void conv_values(const struct gdn_args &p, const struct td_seq &s, int t0, int head, __half *v_sh, int ld)
+/* v: four columns a lane; those from v_dim to the end of the last group become 0. */
+static __device__ __forceinline__ void fetch_values(const struct gdn_args &p, const struct td_seq &s, int t0, int head, struct raw<4> *x)
 {
-	enum { C = 4, ROWS = TURN + TD_CONV_TAIL };
-	int lane = threadIdx.x & 31, first = threadIdx.x / 32 * TURN, col = lane * C, v0 = 2 * p.w.k_heads * p.w.k_dim + head * p.w.v_dim + col;
-	const float4 *taps = (const float4 *)p.w.conv;
-	float4 w[C];
-	uint32_t v[ROWS][C / 2];
+	int col = (threadIdx.x & 31) * 4;
+
+	fetch_rows<4>(p, s, t0, 2 * p.w.k_heads * p.w.k_dim + head * p.w.v_dim + col, col < p.w.v_dim, x);
+}
+static __device__ __forceinline__ void put_values(const struct raw<4> &x, __half *to, int ld)
+{
+	int col = (threadIdx.x & 31) * 4;
 
 	if (col + PAD >= ld)
 		return;
 #pragma unroll
-	for (int i = 0; i < C; i++)
-		w[i] = col < p.w.v_dim ? taps[v0 + i] : make_float4(0, 0, 0, 0);
-#pragma unroll
-	for (int j = 0; j < ROWS; j++) {
-		v[j][0] = v[j][1] = 0;
-		if (col < p.w.v_dim)
-			load_words<C / 2>(v[j], stream_row(p, s, t0 + first + j) + v0);
-	}
-#pragma unroll
 	for (int i = 0; i < TURN; i++) {
-		uint32_t *to = (uint32_t *)(v_sh + (first + i) * ld + col);
-		float a[C];
+		float y[4];
 
-#pragma unroll
-		for (int j = 0; j < C; j++)
-			a[j] = tap(w[j], element(v[i], j), element(v[i + 1], j), element(v[i + 2], j), element(v[i + 3], j));
-		to[0] = half_pair(a[0], a[1]);
-		to[1] = half_pair(a[2], a[3]);
+		convolve<4>(x, i, y);
+		*(uint2 *)(to + (threadIdx.x / 32 * TURN + i) * ld + col) = make_uint2(half_pair(y[0], y[1]), half_pair(y[2], y[3]));
 	}
+}
+
+/* All inputs of the chunk, v of its first `heads` (1 or 2) value heads: each stream is asked for before the one before it is worked on. */
+template <int KD>
+static __device__ __forceinline__ void inputs(const struct chunk_args &c, const struct td_seq &s, int t0, int k_head, int heads, size_t key,
+					      struct gates *gates, __half *q_sh, __half *k_sh, __half *v_sh, int v_ld)
+{
+	const struct gdn_args &p = c.g;
+	int group = p.w.v_heads / p.w.k_heads, warp = threadIdx.x / 32, channel = k_head * KD + (threadIdx.x & 31) * (KD / 32);
+	struct raw_gates g;
+	struct raw<KD / 32> q, k;
+	struct raw<4> v, v2;
+
+	if (warp < group)
+		fetch_gates(p, s, t0, k_head * group + warp, &g);
+	fetch_rows<KD / 32>(p, s, t0, channel, 1, &q);
+	fetch_rows<KD / 32>(p, s, t0, channel + p.w.k_heads * KD, 1, &k);
+	put_keys<KD>(q, rsqrtf((float)KD), q_sh);
+	fetch_values(p, s, t0, k_head * group, &v);
+	put_keys<KD>(k, 1, k_sh);
+	if (heads > 1)
+		fetch_values(p, s, t0, k_head * group + 1, &v2);
+	if (warp < group)
+		make_gates(c, g, key * group + warp, gates + warp);
+	put_values(v, v_sh, v_ld);
+	if (heads > 1)
+		put_values(v2, v_sh + N * v_ld, v_ld);
 }
 
 /* The 16 x 16 block (i, j) of x k^T, x = k or q, in fragments of two products. */
 template <int KD> static __device__ __forceinline__ void similar(const __half *x, const __half *k, int i, int j, float r[2][4])
 {
+	float odd[2][4] = {};
+	uint32_t a[2][4], b[2][4];
+
 #pragma unroll
 	for (int n = 0; n < 8; n++)
 		r[n >> 2][n & 3] = 0;
+	load_matrix(a[0], down(x, KD + PAD, i * 16, 0));
+	load_matrix(b[0], right(k, KD + PAD, j * 16, 0));
 #pragma unroll
-	for (int d = 0; d < KD; d += 16) {
-		uint32_t a[4], b[4];
+	for (int d = 0; d < KD / 16; d++) {
+		float(*to)[4] = d & 1 ? odd : r;
 
-		load_matrix(a, down(x, KD + PAD, i * 16, d));
-		load_matrix(b, right(k, KD + PAD, j * 16, d));
-		mma_half(r[0], a, b[0], b[1]);
-		mma_half(r[1], a, b[2], b[3]);
+		if (d + 1 < KD / 16) {
+			load_matrix(a[(d + 1) & 1], down(x, KD + PAD, i * 16, d * 16 + 16));
+			load_matrix(b[(d + 1) & 1], right(k, KD + PAD, j * 16, d * 16 + 16));
+		}
+		mma_half(to[0], a[d & 1], b[d & 1][0], b[d & 1][1]);
+		mma_half(to[1], a[d & 1], b[d & 1][2], b[d & 1][3]);
 	}
+#pragma unroll
+	for (int n = 0; n < 8; n++)
+		r[n >> 2][n & 3] += odd[n >> 2][n & 3];
 }
 
 /* Such a block of A to shared memory, or (a_sh NULL) of P to scratch memory. */
@@ -421,7 +474,7 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 	extern __shared__ __align__(16) char local_sh[];
 	struct td_seq s;
 	const struct gdn_args &p = c.g;
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, t0 = blockIdx.x * N, k_head = blockIdx.y, group = p.w.v_heads / p.w.k_heads;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, t0 = (c.chunk0 + blockIdx.x) * N, k_head = blockIdx.y, group = p.w.v_heads / p.w.k_heads;
 	int v_ld = c.groups * 16 + PAD;
 	struct inverse *inverse = (struct inverse *)local_sh;
 	struct gates *gates = (struct gates *)(inverse + c.together);
@@ -429,21 +482,26 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 	size_t chunk, key;
 
 	let_next_start();
-	after_previous();
+	if (c.chunk0 == 0)
+		after_previous();
 	s = part_of(p.seq[blockIdx.z], GDN_BLOCKS);
-	if (t0 >= s.rows)
+	if (t0 >= s.rows) {
+		after_previous();
 		return;
+	}
 	chunk = (size_t)(s.row0 + t0) / N;
 	key = chunk * p.w.k_heads + k_head;
-	for (int h = warp; h < group; h += LOCAL_WARPS)
-		make_gates(c, s, t0, k_head * group + h, key * group + h, gates + h);
-	conv_keys<KD>(p, s, t0, k_head, q_sh, k_sh);
+	inputs<KD>(c, s, t0, k_head, min(group, c.together), key, gates, q_sh, k_sh, v_sh, v_ld);
 	for (int h0 = 0; h0 < group; h0 += c.together) {
 		int heads = min(group - h0, c.together);
 		size_t at = key * group + h0;
 
-		for (int h = 0; h < heads; h++)
-			conv_values(p, s, t0, k_head * group + h0 + h, v_sh + h * N * v_ld, v_ld);
+		for (int h = 0; h0 > 0 && h < heads; h++) {
+			struct raw<4> v;
+
+			fetch_values(p, s, t0, k_head * group + h0 + h, &v);
+			put_values(v, v_sh + h * N * v_ld, v_ld);
+		}
 		__syncthreads();
 		for (int b = warp; b < 2 * P_UNITS; b += LOCAL_WARPS) {
 			int n = b % P_UNITS, i = (n >= 1) + (n >= 3) + (n >= 6), j = n - unit_block(i, 0), of_p = b >= P_UNITS;
@@ -484,6 +542,7 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 				make_u(inverse + h, v_sh + h * N * v_ld, v_ld, i, c.u + ((at + h) * c.groups + i) * 4 * 32);
 		__syncthreads();
 	}
+	after_previous();
 }
 
 /* ---- scan -------------------------------------------------------------------------------------------------------------------------- */
@@ -734,14 +793,17 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 	size_t first;
 	uint4 u[4] = {}, next[4] = {};
 
-	let_next_start();
 	after_previous();
+	let_next_start(); /* not earlier: the next kernel is the next piece's `local`, which reads what was there before this one began */
 	s = part_of(p.seq[blockIdx.y], GDN_BLOCKS);
-	n = s.rows / N;
-	if (n == 0)
+	n = min(s.rows / N - c.chunk0, c.count);
+	if (n <= 0)
 		return;
-	first = s.row0 / N;
-	keep_tail(p, s);
+	first = s.row0 / N + c.chunk0;
+	s.row0 += c.chunk0 * N;
+	s.rows -= c.chunk0 * N;
+	if (s.rows == n * N)
+		keep_tail(p, s);
 	kept = p.st.s + ((size_t)s.slot * p.w.v_heads + head) * KD * p.w.v_dim;
 	if (c.stages == 2)
 		fetch_stage<KD>(c, stages, first, 0, n, head, k_head);
@@ -825,18 +887,27 @@ template <int KD, int GROUPS> static void scan(struct td_dev *dev, const struct 
 	td__cuda_launch(dev, "gdn: scan over chunks", scan_kernel<KD, GROUPS>, dim3(c.g.w.v_heads * div_up(c.groups, GROUPS), n_seq), GROUPS * 64, bytes, c);
 }
 
-/* Blocks of 64 columns read each operand for twice as many columns as those of 32; where shared memory is small, there is room for these alone. */
+/*
+ * Pieces of a few chunks, for the machine to be full: a piece's `scan` leaves half of it free, and the next piece's `local`, which needs nothing of it, runs
+ * there. So `local` waits for the kernel before it at its end, not at its beginning (but for the first one): what it reads was there before the scan
+ * before it said that the next may start, and the scan after it then finds that scan's work, too.
+ *
+ * Blocks of 64 columns read each operand for twice as many columns as those of 32; where shared memory is small, there is room for these alone.
+ */
 template <int KD> static void run(struct td_dev *dev, struct chunk_args &c, const struct td_batch *b, int rows)
 {
 	size_t bytes = local_bytes(c);
 
-	td__cuda_shared(dev, local_kernel<KD>, bytes);
-	td__cuda_launch(dev, "gdn: chunks", local_kernel<KD>, dim3(rows / N, c.g.w.k_heads, b->n_seq), LOCAL_THREADS, bytes, c);
 	c.stages = scan_bytes<KD>(4, 2) <= dev->shared_max ? 2 : 1;
-	if (c.stages == 2)
-		scan<KD, 4>(dev, c, b->n_seq);
-	else
-		scan<KD, 2>(dev, c, b->n_seq);
+	td__cuda_shared(dev, local_kernel<KD>, bytes);
+	for (c.chunk0 = 0; c.chunk0 < rows / N; c.chunk0 += c.count) {
+		c.count = rows / N - c.chunk0 < PIECE ? rows / N - c.chunk0 : PIECE;
+		td__cuda_launch(dev, "gdn: chunks", local_kernel<KD>, dim3(c.count, c.g.w.k_heads, b->n_seq), LOCAL_THREADS, bytes, c);
+		if (c.stages == 2)
+			scan<KD, 4>(dev, c, b->n_seq);
+		else
+			scan<KD, 2>(dev, c, b->n_seq);
+	}
 	td__cuda_launch(dev, "gdn: norm of chunks", chunk_norm_kernel, dim3(rows / (NORM_WARPS * NORM_ROWS), c.g.w.v_heads, b->n_seq), NORM_WARPS * 32, 0,
 			c);
 }
@@ -849,7 +920,7 @@ size_t td__cuda_gdn_chunk_bytes(const struct td_dev *dev, const struct gdn_args 
 	c.g = p;
 	c.groups = div_up(p.w.v_dim, 16);
 	c.together = 1;
-	if (p.w.v_dim % 4 || p.w.v_dim > 128 || p.ld_out % 4 || (uintptr_t)p.out % 8 || local_bytes(c) > dev->shared_max)
+	if (p.w.v_dim % 4 || p.w.v_dim > 128 || p.w.v_heads > LOCAL_WARPS * p.w.k_heads || p.ld_out % 4 || (uintptr_t)p.out % 8 || local_bytes(c) > dev->shared_max)
 		return 0;
 	return td_scratch_gdn(rows, p.w.k_heads, p.w.v_heads, p.w.k_dim, p.w.v_dim);
 }

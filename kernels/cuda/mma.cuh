@@ -143,6 +143,12 @@ static __device__ __forceinline__ void prefetch_line(const void *p)
 	asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
+/* Loads that stand before stay before: the compiler likes to move them down to where they are used, and to wait there. */
+static __device__ __forceinline__ void loads_before()
+{
+	asm volatile("" ::: "memory");
+}
+
 static __device__ __forceinline__ uint32_t shared_address(const void *p)
 {
 	return (uint32_t)__cvta_generic_to_shared(p);

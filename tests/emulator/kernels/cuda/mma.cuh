@@ -115,6 +115,9 @@ static inline unsigned long long device_ns()
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	return (unsigned long long)t.tv_sec * 1000000000ull + (unsigned long long)t.tv_nsec;
 }
+static inline void loads_before()
+{
+}
 static inline void prefetch_line(const void *)
 {
 }
