@@ -369,6 +369,40 @@ template <int D> static size_t shared_bytes(int mt, int slots, int rows, int rot
 	return (size_t)mt * 16 * (D + TILE) * 2 + (size_t)slots * TILE * D * 2 + WARPS * 16 * 4 + (size_t)rows * rotary_dim / 2 * 8;
 }
 
+/*
+ * The sums of rows [ra, rb) to memory, as they lie in the registers: a store of a warp is 512 bytes in a row, and the kernel that adds them reads them so.
+ */
+template <int D, int MT>
+static __device__ __forceinline__ void leave(const struct attend_args &p, const float o[D * MT / WARPS / 8][4], const float l[4], const float max[2], int kv_head,
+					     int r0, int ra, int rb)
+{
+	enum { N = D * MT / WARPS / 8 };
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, mt = warp % MT, part = warp / MT, mine[2];
+	size_t head = (size_t)blockIdx.z * p.w.kv_heads + kv_head;
+	float *to = p.o + ((head * p.spans + blockIdx.x) * (PAIRS / 16) + mt) * (16 * D) + (part * N * 32 + lane) * 4;
+
+	for (int half = 0; half < 2; half++) {
+		int m = mt * 16 + (lane >> 2) + 8 * half, r = r0 + m / gqa;
+
+		mine[half] = r >= ra && r < rb;
+		if (mine[half] && part == 0 && (lane & 3) == 0)
+			p.ms[(head * PAIRS + m) * p.spans + blockIdx.x] = make_float2(max[half], l[2 * half]);
+	}
+	if (mine[0] && mine[1]) {
+#pragma unroll
+		for (int n = 0; n < N; n++)
+			*(float4 *)(to + n * 128) = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
+		return;
+	}
+#pragma unroll
+	for (int n = 0; n < N; n++) {
+		if (mine[0])
+			*(float2 *)(to + n * 128) = make_float2(o[n][0], o[n][1]);
+		if (mine[1])
+			*(float2 *)(to + n * 128 + 2) = make_float2(o[n][2], o[n][3]);
+	}
+}
+
 /* All tiles of a span for pairs that lie from r0 on; the results of rows [ra, rb) go to memory. */
 template <int D, int MT>
 static __device__ __forceinline__ void attend_span(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct feed *f, int kv_head,
@@ -414,19 +448,7 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 		__syncthreads();
 		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
 	}
-#pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int m = m0 + (lane >> 2) + 8 * half, r = r0 + m / gqa;
-		size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans + blockIdx.x;
-
-		if (r < ra || r >= rb)
-			continue;
-		if (part == 0 && (lane & 3) == 0)
-			p.ms[at] = make_float2(max[half], l[2 * half]);
-#pragma unroll
-		for (int n = 0; n < COLS / 8; n++)
-			*(float2 *)(p.o + at * D + part * COLS + n * 8 + 2 * (lane & 3)) = make_float2(o[n][2 * half], o[n][2 * half + 1]);
-	}
+	leave<D, MT>(p, o, l, max, kv_head, r0, ra, rb);
 }
 
 /* grid (spans, kv_heads, work items of this pass); an item is a sequence and a group of its rows */
@@ -484,74 +506,101 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 
 /* ---- the sum of a pair's spans --------------------------------------------------------------------------------------------------------- */
 
-/*
- * All that a thread needs is asked for at once: it takes every fourth span of four dims; maxima and sums of the spans lie one in a lane. The four parts
- * are added in order: an order that hangs on the row's spans alone. grid (pairs, kv_heads, work items of this pass), D threads
- */
-template <int D> static __global__ void __launch_bounds__(D, 512 / D) merge_kernel(const struct attend_args p)
-{
-	enum { PART = D / 4, EACH = (SPANS + 3) / 4 };
-	__shared__ float4 o_sh[4][PART];
-	int item = p.item0 + blockIdx.z, m = blockIdx.x, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, part = threadIdx.x / PART;
-	int c = threadIdx.x % PART, lane = threadIdx.x & 31, in_group = m / gqa, r = item % p.groups * p.rows_per_group + in_group, n;
-	int h = kv_head * gqa + m % gqa;
-	size_t at = (((size_t)blockIdx.z * p.w.kv_heads + kv_head) * PAIRS + m) * p.spans;
-	float2 one = make_float2(-INFINITY, 0), more = one;
-	float4 v[EACH];
-	float max, sum, f, o[4] = {};
-	uint2 gate = {}, y;
-	struct td_seq s;
+enum { EACH = (SPANS + 3) / 4 }; /* spans of a warp */
 
-	s = part_of(p.seq[item / p.groups], p.part);
-	n = reach_of(p, s, r).n + p.draft;
-	after_previous();
-	let_next_start(); /* not sooner: see the head */
-	if (in_group >= p.rows_per_group || r >= s.rows)
-		return;
+/*
+ * What each span of a row counts, in f_sh, and the sum of all. Lane l has span l, all know the 33rd. Zero beyond the row's last span, and for a row of
+ * nothing (n 0).
+ */
+static __device__ __forceinline__ void shares(const float2 *ms, int n, int lane, float *f_sh, float *sum_sh)
+{
+	float2 one = make_float2(-INFINITY, 0), more = one;
+	float max, f;
+
 	if (lane < n)
-		one = p.ms[at + lane];
+		one = ms[lane];
 	if (n > 32)
-		more = p.ms[at + 32];
-#pragma unroll
-	for (int i = 0; i < EACH; i++)
-		v[i] = *(const float4 *)(p.o + (at + min(i * 4 + part, n - 1)) * D + c * 4); /* beyond the last: times 0 */
-	if (p.w.gated)
-		gate = *(const uint2 *)(p.x + (size_t)(s.row0 + r) * p.ldx + (2 * h + 1) * D + c * 4);
+		more = ms[32];
 	max = fmaxf(one.x, more.x);
 	for (int d = 16; d; d >>= 1)
 		max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
-	f = fast_exp2(one.x - max);
-	more.x = fast_exp2(more.x - max);
-	sum = warp_sum(f * one.y) + more.x * more.y;
-#pragma unroll
-	for (int i = 0; i < EACH; i++) {
-		float w = i * 4 < 32 ? __shfl_sync(~0u, f, i * 4 + part) : part || n <= 32 ? 0 : more.x;
+	f = lane < n ? fast_exp2(one.x - max) : 0;
+	more.x = n > 32 ? fast_exp2(more.x - max) : 0;
+	f_sh[lane] = f;
+	if (lane < 4 * EACH - 32)
+		f_sh[32 + lane] = lane ? 0 : more.x;
+	f = warp_sum(f * one.y) + more.x * more.y;
+	if (lane == 0)
+		*sum_sh = f;
+}
 
-		o[0] += w * v[i].x;
-		o[1] += w * v[i].y;
-		o[2] += w * v[i].z;
-		o[3] += w * v[i].w;
+/*
+ * A block has 16 pairs and 16 dims, a warp 8 of these dims and every fourth span; all that a thread needs is asked for at once. The four parts are added in
+ * order: an order that hangs on the row's spans alone. grid (tiles of 16 pairs times D / 16, kv_heads, work items of this pass)
+ */
+template <int D> static __global__ void __launch_bounds__(THREADS, 2) merge_kernel(const struct attend_args p)
+{
+	__shared__ float f_sh[16][4 * EACH + 1], sum_sh[16];
+	__shared__ float4 o_sh[WARPS][32];
+	int item = p.item0 + blockIdx.z, mt = blockIdx.x / (D / 16), kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, warp = threadIdx.x / 32;
+	int lane = threadIdx.x & 31, part = warp & 3, frag = blockIdx.x % (D / 16) * 2 + warp / 4, r0 = item % p.groups * p.rows_per_group, most, col;
+	struct td_seq s = part_of(p.seq[item / p.groups], p.part);
+	int rows = min(s.rows - r0, p.rows_per_group), pairs = rows * gqa, last = min(pairs - 1, mt * 16 + 15);
+	size_t head = (size_t)blockIdx.z * p.w.kv_heads + kv_head;
+	const float *from = p.o + (head * p.spans * (PAIRS / 16) + mt) * (16 * D) + (frag * 32 + lane) * 4;
+	uint32_t gate[2] = {};
+	float4 v[EACH], o = {};
+
+	most = max(reach_of(p, s, r0 + mt * 16 / gqa).n, reach_of(p, s, r0 + last / gqa).n) + p.draft;
+	after_previous();
+	let_next_start(); /* not sooner: see the head */
+	if (mt * 16 >= pairs)
+		return;
+#pragma unroll
+	for (int i = 0; i < EACH; i++)
+		v[i] = *(const float4 *)(from + (size_t)min(i * 4 + part, most - 1) * (PAIRS * D));
+	col = frag * 8 + 2 * (lane & 3);
+	for (int half = 0; half < 2; half++) {
+		int m = mt * 16 + (lane >> 2) + 8 * half, mine = mt * 16 + warp * 2 + half;
+
+		if (p.w.gated && part == 0 && m < pairs)
+			gate[half] = *(const uint32_t *)(p.x + (size_t)(s.row0 + r0 + m / gqa) * p.ldx + (2 * (kv_head * gqa + m % gqa) + 1) * D + col);
+		shares(p.ms + (head * PAIRS + mine) * p.spans, mine < pairs ? reach_of(p, s, r0 + mine / gqa).n + p.draft : 0, lane,
+		       f_sh[warp * 2 + half], &sum_sh[warp * 2 + half]);
 	}
-	o_sh[part][c] = make_float4(o[0], o[1], o[2], o[3]);
+	__syncthreads();
+#pragma unroll
+	for (int i = 0; i < EACH; i++) { /* what no span of the row left may be anything, so it isn't multiplied by 0 */
+		float a = f_sh[lane >> 2][i * 4 + part], b = f_sh[(lane >> 2) + 8][i * 4 + part];
+
+		o.x += a != 0 ? a * v[i].x : 0;
+		o.y += a != 0 ? a * v[i].y : 0;
+		o.z += b != 0 ? b * v[i].z : 0;
+		o.w += b != 0 ? b * v[i].w : 0;
+	}
+	o_sh[warp][lane] = o;
 	__syncthreads();
 	if (part)
 		return;
 	for (int i = 1; i < 4; i++) {
-		float4 a = o_sh[i][c];
+		float4 a = o_sh[warp + i][lane];
 
-		o[0] += a.x;
-		o[1] += a.y;
-		o[2] += a.z;
-		o[3] += a.w;
+		o.x += a.x;
+		o.y += a.y;
+		o.z += a.z;
+		o.w += a.w;
 	}
-	for (int i = 0; i < 4; i++) {
-		o[i] /= sum;
-		if (p.w.gated)
-			o[i] *= sigmoid(i & 1 ? bf16_hi(i < 2 ? gate.x : gate.y) : bf16_lo(i < 2 ? gate.x : gate.y));
+	for (int half = 0; half < 2; half++) {
+		int row = (lane >> 2) + 8 * half, m = mt * 16 + row;
+		float a = (half ? o.z : o.x) / sum_sh[row], b = (half ? o.w : o.y) / sum_sh[row];
+
+		if (p.w.gated) {
+			a *= sigmoid(bf16_lo(gate[half]));
+			b *= sigmoid(bf16_hi(gate[half]));
+		}
+		if (m < pairs)
+			*(uint32_t *)(p.out + (size_t)(s.row0 + r0 + m / gqa) * p.ldo + (kv_head * gqa + m % gqa) * D + col) = bf16_pair(a, b);
 	}
-	y.x = bf16_pair(o[0], o[1]);
-	y.y = bf16_pair(o[2], o[3]);
-	*(uint2 *)(p.out + (size_t)(s.row0 + r) * p.ldo + h * D + c * 4) = y;
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------------ */
@@ -574,7 +623,7 @@ template <int D, int MT> static void attend(struct td_dev *dev, struct attend_ar
 		int n = items - p.item0 < p.step ? items - p.item0 : p.step;
 
 		td__cuda_launch(dev, "attention", span_kernel<D, MT>, dim3(p.spans, p.w.kv_heads, n), THREADS, shared, p);
-		td__cuda_launch(dev, "sum of attention", merge_kernel<D>, dim3(rows * gqa, p.w.kv_heads, n), D, 0, p);
+		td__cuda_launch(dev, "sum of attention", merge_kernel<D>, dim3(div_up(rows * gqa, 16) * (D / 16), p.w.kv_heads, n), THREADS, 0, p);
 	}
 }
 

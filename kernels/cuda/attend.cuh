@@ -50,8 +50,8 @@ struct attend_args {
 	int ldx;
 	bf16 *out; /* (R, ldo) */
 	int ldo;
-	float *o; /* (work items here, kv_heads, PAIRS, spans, dim) */
-	float2 *ms; /* the same without dim: maximum, sum */
+	float *o; /* (work items here, kv_heads, spans, PAIRS / 16, dim / 8, 32 lanes, 4): fragments */
+	float2 *ms; /* (work items here, kv_heads, PAIRS, spans): maximum, sum */
 	int draft; /* the block's own keys are a span of their own; nothing is stored */
 	int from_rows; /* target: keys from pos0 on are made from x and stored by the blocks that need them; otherwise the cache has them already */
 	int k_col; /* column of x where the keys begin; values follow */
