@@ -508,98 +508,124 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 
 enum { EACH = (SPANS + 3) / 4 }; /* spans of a warp */
 
-/*
- * What each span of a row counts, in f_sh, and the sum of all. Lane l has span l, all know the 33rd. Zero beyond the row's last span, and for a row of
- * nothing (n 0).
- */
-static __device__ __forceinline__ void shares(const float2 *ms, int n, int lane, float *f_sh, float *sum_sh)
+/* A row's spans: lane l has span l, all lanes know the 33rd. */
+struct shares {
+	float2 one, more;
+};
+static __device__ __forceinline__ struct shares shares_load(const float2 *ms, int n, int lane)
 {
-	float2 one = make_float2(-INFINITY, 0), more = one;
-	float max, f;
+	struct shares a = {make_float2(-INFINITY, 0), make_float2(-INFINITY, 0)};
 
 	if (lane < n)
-		one = ms[lane];
+		a.one = ms[lane];
 	if (n > 32)
-		more = ms[32];
-	max = fmaxf(one.x, more.x);
+		a.more = ms[32];
+	return a;
+}
+
+/* What each counts, to f_sh, and the sum of all. Zero beyond the row's last span, and for a row of nothing (n 0). */
+static __device__ __forceinline__ void shares_weigh(const struct shares &a, int n, int lane, float *f_sh, float *sum_sh)
+{
+	float max = fmaxf(a.one.x, a.more.x), f, more;
+
 	for (int d = 16; d; d >>= 1)
 		max = fmaxf(max, __shfl_xor_sync(~0u, max, d));
-	f = lane < n ? fast_exp2(one.x - max) : 0;
-	more.x = n > 32 ? fast_exp2(more.x - max) : 0;
+	f = lane < n ? fast_exp2(a.one.x - max) : 0;
+	more = n > 32 ? fast_exp2(a.more.x - max) : 0;
 	f_sh[lane] = f;
 	if (lane < 4 * EACH - 32)
-		f_sh[32 + lane] = lane ? 0 : more.x;
-	f = warp_sum(f * one.y) + more.x * more.y;
+		f_sh[32 + lane] = lane ? 0 : more;
+	f = warp_sum(f * a.one.y) + more * a.more.y;
 	if (lane == 0)
 		*sum_sh = f;
 }
 
 /*
- * A block has 16 pairs and 16 dims, a warp 8 of these dims and every fourth span; all that a thread needs is asked for at once. The four parts are added in
- * order: an order that hangs on the row's spans alone. grid (tiles of 16 pairs times D / 16, kv_heads, work items of this pass)
+ * A block has 16 pairs and 16 dims, a warp 8 of these dims and every fourth span; all that a thread needs is asked for at once, and where it lies is known
+ * before the wait. The four parts are added in order: an order that hangs on the row's spans alone.
+ * grid (tiles of 16 pairs times D / 16, kv_heads, work items of this pass)
  */
-template <int D> static __global__ void __launch_bounds__(THREADS, 2) merge_kernel(const struct attend_args p)
+template <int D> static __global__ void __launch_bounds__(THREADS, 4) merge_kernel(const struct attend_args p)
 {
 	__shared__ float f_sh[16][4 * EACH + 1], sum_sh[16];
-	__shared__ float4 o_sh[WARPS][32];
+	__shared__ float4 v_sh[EACH][THREADS], o_sh[WARPS][32]; /* v_sh: by asynchronous copies, since the compiler would ask for registers one by one */
+	__shared__ int n_sh[16], row_sh[16], head_sh[16]; /* of each pair: spans (0: no pair), row of the batch, query head */
 	int item = p.item0 + blockIdx.z, mt = blockIdx.x / (D / 16), kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, warp = threadIdx.x / 32;
-	int lane = threadIdx.x & 31, part = warp & 3, frag = blockIdx.x % (D / 16) * 2 + warp / 4, r0 = item % p.groups * p.rows_per_group, most, col;
-	struct td_seq s = part_of(p.seq[item / p.groups], p.part);
-	int rows = min(s.rows - r0, p.rows_per_group), pairs = rows * gqa, last = min(pairs - 1, mt * 16 + 15);
+	int lane = threadIdx.x & 31, part = warp & 3, frag = blockIdx.x % (D / 16) * 2 + warp / 4, n[2], most, col = frag * 8 + 2 * (lane & 3);
 	size_t head = (size_t)blockIdx.z * p.w.kv_heads + kv_head;
 	const float *from = p.o + (head * p.spans * (PAIRS / 16) + mt) * (16 * D) + (frag * 32 + lane) * 4;
+	const float2 *ms = p.ms + (head * PAIRS + mt * 16 + warp * 2) * p.spans;
 	uint32_t gate[2] = {};
-	float4 v[EACH], o = {};
+	struct shares a[2];
+	float4 o = {};
 
-	most = max(reach_of(p, s, r0 + mt * 16 / gqa).n, reach_of(p, s, r0 + last / gqa).n) + p.draft;
+	if (threadIdx.x < 16) {
+		struct td_seq s = part_of(p.seq[item / p.groups], p.part);
+		int r0 = item % p.groups * p.rows_per_group, m = mt * 16 + threadIdx.x, r = r0 + m / gqa;
+
+		n_sh[threadIdx.x] = m / gqa < p.rows_per_group && r < s.rows ? reach_of(p, s, r).n + p.draft : 0;
+		row_sh[threadIdx.x] = s.row0 + r;
+		head_sh[threadIdx.x] = kv_head * gqa + m % gqa;
+	}
+	__syncthreads();
+	most = n_sh[lane & 15];
+	for (int d = 8; d; d >>= 1)
+		most = max(most, __shfl_xor_sync(~0u, most, d));
+	n[0] = n_sh[warp * 2];
+	n[1] = n_sh[warp * 2 + 1];
 	after_previous();
 	let_next_start(); /* not sooner: see the head */
-	if (mt * 16 >= pairs)
+	if (most == 0)
 		return;
 #pragma unroll
 	for (int i = 0; i < EACH; i++)
-		v[i] = *(const float4 *)(from + (size_t)min(i * 4 + part, most - 1) * (PAIRS * D));
-	col = frag * 8 + 2 * (lane & 3);
+		copy16(&v_sh[i][threadIdx.x], from + (size_t)min(i * 4 + part, most - 1) * (PAIRS * D));
+	copy_commit();
+	a[0] = shares_load(ms, n[0], lane);
+	a[1] = shares_load(ms + p.spans, n[1], lane);
 	for (int half = 0; half < 2; half++) {
-		int m = mt * 16 + (lane >> 2) + 8 * half, mine = mt * 16 + warp * 2 + half;
+		int row = (lane >> 2) + 8 * half;
 
-		if (p.w.gated && part == 0 && m < pairs)
-			gate[half] = *(const uint32_t *)(p.x + (size_t)(s.row0 + r0 + m / gqa) * p.ldx + (2 * (kv_head * gqa + m % gqa) + 1) * D + col);
-		shares(p.ms + (head * PAIRS + mine) * p.spans, mine < pairs ? reach_of(p, s, r0 + mine / gqa).n + p.draft : 0, lane,
-		       f_sh[warp * 2 + half], &sum_sh[warp * 2 + half]);
+		if (p.w.gated && part == 0 && n_sh[row])
+			gate[half] = *(const uint32_t *)(p.x + (size_t)row_sh[row] * p.ldx + (2 * head_sh[row] + 1) * D + col);
 	}
+	shares_weigh(a[0], n[0], lane, f_sh[warp * 2], &sum_sh[warp * 2]);
+	shares_weigh(a[1], n[1], lane, f_sh[warp * 2 + 1], &sum_sh[warp * 2 + 1]);
+	copy_wait<0>();
 	__syncthreads();
 #pragma unroll
 	for (int i = 0; i < EACH; i++) { /* what no span of the row left may be anything, so it isn't multiplied by 0 */
-		float a = f_sh[lane >> 2][i * 4 + part], b = f_sh[(lane >> 2) + 8][i * 4 + part];
+		float f = f_sh[lane >> 2][i * 4 + part], g = f_sh[(lane >> 2) + 8][i * 4 + part];
 
-		o.x += a != 0 ? a * v[i].x : 0;
-		o.y += a != 0 ? a * v[i].y : 0;
-		o.z += b != 0 ? b * v[i].z : 0;
-		o.w += b != 0 ? b * v[i].w : 0;
+		float4 v = v_sh[i][threadIdx.x];
+
+		o.x += f != 0 ? f * v.x : 0;
+		o.y += f != 0 ? f * v.y : 0;
+		o.z += g != 0 ? g * v.z : 0;
+		o.w += g != 0 ? g * v.w : 0;
 	}
 	o_sh[warp][lane] = o;
 	__syncthreads();
 	if (part)
 		return;
 	for (int i = 1; i < 4; i++) {
-		float4 a = o_sh[warp + i][lane];
+		float4 other = o_sh[warp + i][lane];
 
-		o.x += a.x;
-		o.y += a.y;
-		o.z += a.z;
-		o.w += a.w;
+		o.x += other.x;
+		o.y += other.y;
+		o.z += other.z;
+		o.w += other.w;
 	}
 	for (int half = 0; half < 2; half++) {
-		int row = (lane >> 2) + 8 * half, m = mt * 16 + row;
-		float a = (half ? o.z : o.x) / sum_sh[row], b = (half ? o.w : o.y) / sum_sh[row];
+		int row = (lane >> 2) + 8 * half;
+		float inverse = 1.0f / sum_sh[row], x = (half ? o.z : o.x) * inverse, y = (half ? o.w : o.y) * inverse;
 
 		if (p.w.gated) {
-			a *= sigmoid(bf16_lo(gate[half]));
-			b *= sigmoid(bf16_hi(gate[half]));
+			x *= sigmoid(bf16_lo(gate[half]));
+			y *= sigmoid(bf16_hi(gate[half]));
 		}
-		if (m < pairs)
-			*(uint32_t *)(p.out + (size_t)(s.row0 + r0 + m / gqa) * p.ldo + (kv_head * gqa + m % gqa) * D + col) = bf16_pair(a, b);
+		if (n_sh[row])
+			*(uint32_t *)(p.out + (size_t)row_sh[row] * p.ldo + head_sh[row] * D + col) = bf16_pair(x, y);
 	}
 }
 
