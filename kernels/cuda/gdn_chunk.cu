@@ -147,21 +147,16 @@ template <int C> struct raw {
 	float4 taps[C];
 };
 template <int C>
-static __device__ __forceinline__ void fetch_rows(const struct gdn_args &p, const struct td_seq &s, int t0, int channel, int there, struct raw<C> *x)
+static __device__ __forceinline__ void fetch_rows(const struct gdn_args &p, const struct td_seq &s, int t0, int channel, struct raw<C> *x)
 {
 	int first = threadIdx.x / 32 * TURN;
 
 #pragma unroll
-	for (int j = 0; j < TURN + TD_CONV_TAIL; j++) {
-#pragma unroll
-		for (int i = 0; i < C / 2; i++)
-			x->row[j][i] = 0;
-		if (there)
-			load_words<C / 2>(x->row[j], stream_row(p, s, t0 + first + j) + channel);
-	}
+	for (int j = 0; j < TURN + TD_CONV_TAIL; j++)
+		load_words<C / 2>(x->row[j], stream_row(p, s, t0 + first + j) + channel);
 #pragma unroll
 	for (int i = 0; i < C; i++)
-		x->taps[i] = there ? ((const float4 *)p.w.conv)[channel + i] : make_float4(0, 0, 0, 0);
+		x->taps[i] = ((const float4 *)p.w.conv)[channel + i];
 	loads_before();
 }
 
@@ -199,9 +194,9 @@ static __device__ __forceinline__ void fetch_values(const struct gdn_args &p, co
 {
 	int col = (threadIdx.x & 31) * 4;
 
-	fetch_rows<4>(p, s, t0, 2 * p.w.k_heads * p.w.k_dim + head * p.w.v_dim + col, col < p.w.v_dim, x);
+	fetch_rows<4>(p, s, t0, 2 * p.w.k_heads * p.w.k_dim + head * p.w.v_dim + (col < p.w.v_dim ? col : 0), x);
 }
-static __device__ __forceinline__ void put_values(const struct raw<4> &x, __half *to, int ld)
+static __device__ __forceinline__ void put_values(const struct raw<4> &x, int v_dim, __half *to, int ld)
 {
 	int col = (threadIdx.x & 31) * 4;
 
@@ -212,6 +207,8 @@ static __device__ __forceinline__ void put_values(const struct raw<4> &x, __half
 		float y[4];
 
 		convolve<4>(x, i, y);
+		if (col >= v_dim)
+			y[0] = y[1] = y[2] = y[3] = 0;
 		*(uint2 *)(to + (threadIdx.x / 32 * TURN + i) * ld + col) = make_uint2(half_pair(y[0], y[1]), half_pair(y[2], y[3]));
 	}
 }
@@ -229,8 +226,8 @@ static __device__ __forceinline__ void inputs(const struct chunk_args &c, const 
 
 	if (warp < group)
 		fetch_gates(p, s, t0, k_head * group + warp, &g);
-	fetch_rows<KD / 32>(p, s, t0, channel, 1, &q);
-	fetch_rows<KD / 32>(p, s, t0, channel + p.w.k_heads * KD, 1, &k);
+	fetch_rows<KD / 32>(p, s, t0, channel, &q);
+	fetch_rows<KD / 32>(p, s, t0, channel + p.w.k_heads * KD, &k);
 	put_keys<KD>(q, rsqrtf((float)KD), q_sh);
 	fetch_values(p, s, t0, k_head * group, &v);
 	put_keys<KD>(k, 1, k_sh);
@@ -238,9 +235,9 @@ static __device__ __forceinline__ void inputs(const struct chunk_args &c, const 
 		fetch_values(p, s, t0, k_head * group + 1, &v2);
 	if (warp < group)
 		make_gates(c, g, key * group + warp, gates + warp);
-	put_values(v, v_sh, v_ld);
+	put_values(v, p.w.v_dim, v_sh, v_ld);
 	if (heads > 1)
-		put_values(v2, v_sh + N * v_ld, v_ld);
+		put_values(v2, p.w.v_dim, v_sh + N * v_ld, v_ld);
 }
 
 /* The 16 x 16 block (i, j) of x k^T, x = k or q, in fragments of two products. */
@@ -274,13 +271,16 @@ template <int KD> static __device__ __forceinline__ void similar(const __half *x
 static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, const struct gates *of, float *a_sh, uint4 *p_gl)
 {
 	int lane = threadIdx.x & 31, row = i * 16 + (lane >> 2), col = j * 16 + (lane & 3) * 2, from = a_sh != NULL;
-	float v[2][4];
+	float v[2][4], down[2] = {of->sum[row], of->sum[row + 8]}, beta[2] = {of->beta[row], of->beta[row + 8]};
+	float2 right[2] = {*(const float2 *)&of->sum[col], *(const float2 *)&of->sum[col + 8]};
 
 #pragma unroll
 	for (int n = 0; n < 8; n++) {
-		int y = row + (n & 2) * 4, x = col + (n >> 2) * 8 + (n & 1);
+		int y = n >> 1 & 1, x = n >> 2;
+		float e = fast_exp2(down[y] - (n & 1 ? right[x].y : right[x].x)); /* above the diagonal it may overflow, and is not taken */
 
-		v[n >> 2][n & 3] = x <= y - from ? r[n >> 2][n & 3] * fast_exp2(of->sum[y] - of->sum[x]) * (a_sh ? of->beta[y] : 1.0f) : 0.0f;
+		e *= a_sh ? r[x][n & 3] * beta[y] : r[x][n & 3];
+		v[x][n & 3] = col + x * 8 + (n & 1) <= row + y * 8 - from ? e : 0.0f;
 	}
 	if (a_sh) {
 #pragma unroll
@@ -500,7 +500,7 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 			struct raw<4> v;
 
 			fetch_values(p, s, t0, k_head * group + h0 + h, &v);
-			put_values(v, v_sh + h * N * v_ld, v_ld);
+			put_values(v, p.w.v_dim, v_sh + h * N * v_ld, v_ld);
 		}
 		__syncthreads();
 		for (int b = warp; b < 2 * P_UNITS; b += LOCAL_WARPS) {
