@@ -8,7 +8,7 @@
 
 #include "kernels/kernels.h"
 
-enum { TD_PACK_TILE = 16 /* CUDA: rows of a tile */, TD_PACK_CHUNK = 64 /* and columns of a chunk */ };
+enum { TD_PACK_TILE = 16 /* CUDA: rows of a tile */, TD_PACK_CHUNK = 128 /* and columns of a chunk */ };
 
 /* Rows one after the other: codes, then scales. 0: there is no form for these sizes. */
 static inline size_t td_pack_bytes_cpu(enum td_weight_kind kind, int out, int in, int group)
@@ -20,15 +20,20 @@ static inline size_t td_pack_bytes_cpu(enum td_weight_kind kind, int out, int in
 	return kind == TD_W_INT4 && group >= 8 && group % 8 == 0 && in % group == 0 ? (size_t)out * ((size_t)in / 2 + (size_t)(in / group) * 2) : 0;
 }
 
-/* Tiles of rows, the last one filled up, in chunks of columns, likewise; then their scales. */
+/* Scales of a row in a chunk: of the group, where a group is a multiple of a chunk, else of each 32 columns. */
+static inline int td_pack_parts(int group)
+{
+	return group % TD_PACK_CHUNK ? TD_PACK_CHUNK / 32 : 1;
+}
+
+/* Tiles of rows, the last one filled up, in chunks of columns, likewise, each with its scales. */
 static inline size_t td_pack_bytes_cuda(enum td_weight_kind kind, int out, int in, int group)
 {
 	size_t tiles = ((size_t)out + TD_PACK_TILE - 1) / TD_PACK_TILE, chunks = ((size_t)in + TD_PACK_CHUNK - 1) / TD_PACK_CHUNK;
-	size_t groups = group > 0 ? ((size_t)in + (size_t)group - 1) / (size_t)group : 1;
 
 	if (kind == TD_W_BF16)
 		return (size_t)out * (size_t)in * 2;
-	return tiles * chunks * (TD_PACK_TILE * TD_PACK_CHUNK / 2) + tiles * groups * TD_PACK_TILE * 2;
+	return tiles * chunks * (size_t)TD_PACK_TILE * (TD_PACK_CHUNK / 2 + 2 * (size_t)td_pack_parts(group));
 }
 
 enum { TD_SCRATCH_CHUNK = 64 /* recurrent layers: tokens of a chunk */ };

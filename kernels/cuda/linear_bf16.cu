@@ -8,61 +8,65 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum {
-		BYTES = UNITS * 1024,
-		TILES = 1,
-		TILES_WIDE = 1,
-		DEEP = 4
-	}; /* of a tile's chunk: (unit, row g or g + 8, lane) x 16; tiles of a pass for up to 16 rows, for more; stages */
+	enum { PARTS = 0, TILES = 1 };
 
-	struct lane {
-		const bf16 *w; /* row g of the block's first tile, column 8t of its first chunk */
-		int out, k; /* that row's number, column */
-		uint32_t lane_at;
+	/* A lane's weights of one chunk of a tile: rows g and g + 8, columns 8t .. 8t+7 of each unit. Rows beyond the last are read as the last. */
+	template <int T> struct lane {
+		const bf16 *low, *high;
+		int k;
+		uint4 w[UNITS][2];
 
-		__device__ __forceinline__ lane(const struct linear_args &p, int tile0, int c0, int l)
+		__device__ __forceinline__ void start(const struct linear_args &p, int tile, int c)
 		{
-			out = tile0 * TILE + (l >> 2);
-			k = c0 * CHUNK + (l & 3) * 8;
-			w = (const bf16 *)p.w + (size_t)out * p.in + k;
-			lane_at = l * 16;
+			int l = threadIdx.x & 31, o = tile * TILE + (l >> 2);
+
+			k = c * CHUNK + (l & 3) * 8;
+			low = (const bf16 *)p.w + (size_t)min(o, p.out - 1) * p.in + k;
+			high = (const bf16 *)p.w + (size_t)min(o + 8, p.out - 1) * p.in + k;
 		}
-
-		template <int T> __device__ __forceinline__ void fetch(const struct linear_args &p, uint32_t stage, int tile, int, int c)
+		__device__ __forceinline__ void step()
 		{
-			const bf16 *from = w + (size_t)(tile * TILE) * p.in + c * CHUNK;
-
+			k += K_PARTS * CHUNK;
+			low += K_PARTS * CHUNK;
+			high += K_PARTS * CHUNK;
+		}
+		__device__ __forceinline__ void load(const struct linear_args &p)
+		{
 #pragma unroll
 			for (int u = 0; u < UNITS; u++) {
-				int left = (p.in - k - c * CHUNK - u * UNIT) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+				int there = k + u * UNIT < p.in;
 
-#pragma unroll
-				for (int m = 0; m < 2; m++) {
-					int there = bytes && out + tile * TILE + m * 8 < p.out;
-
-					copy16_to(stage + (u * 2 + m) * 512 + lane_at, there ? from + (size_t)(m * 8) * p.in + u * UNIT : (const bf16 *)p.w,
-						  there ? bytes : 0);
-				}
+				w[u][0] = there ? load_once(low + u * UNIT) : make_uint4(0, 0, 0, 0);
+				w[u][1] = there ? load_once(high + u * UNIT) : make_uint4(0, 0, 0, 0);
 			}
 		}
 
-		template <int NT, int T>
-		__device__ __forceinline__ void multiply(uint32_t stage, uint32_t rows, uint32_t, int, int, float acc[T][NT][4])
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t, float acc[T][NT][4]) const
 		{
 #pragma unroll
-			for (int u = 0; u < UNITS; u++) {
-				uint4 a = load16(stage + u * 1024 + lane_at), b = load16(stage + u * 1024 + 512 + lane_at);
-
+			for (int u = 0; u < UNITS; u++)
 #pragma unroll
 				for (int n = 0; n < NT; n++) {
-					uint4 x = load16(rows + (u * NT + n) * 512 + lane_at);
+					uint4 x = load16(x_sh + (u * NT + n) * 512 + (threadIdx.x & 31) * 16), a = w[u][0], b = w[u][1];
 
 					mma_bf16(acc[0][n], a.x, b.x, a.y, b.y, x.x, x.y);
 					mma_bf16(acc[0][n], a.z, b.z, a.w, b.w, x.z, x.w);
 				}
-			}
 		}
 	};
+
+	static __device__ __forceinline__ void ask(const struct linear_args &p, int tile0, int tiles, int c0, int chunks)
+	{
+		int bytes = min(chunks * CHUNK, p.in - c0 * CHUNK) * 2, rows = min(tiles * TILE, p.out - tile0 * TILE);
+
+		for (int i = threadIdx.x / 32; i < rows; i += WARPS)
+#pragma unroll 1
+			for (int k = (threadIdx.x & 31) * 128; k < bytes; k += 32 * 128)
+				prefetch_line((const char *)p.w + ((size_t)(tile0 * TILE + i) * p.in + c0 * CHUNK) * 2 + k);
+	}
+	template <int NT> static __device__ __forceinline__ void prepare(uint32_t, uint32_t, int, int)
+	{
+	}
 };
 
 /* One warp per output and row. */
@@ -86,7 +90,7 @@ void td__cuda_bf16_small(struct td_dev *dev, struct td_tensor x, const struct td
 	struct linear_args p = {};
 
 	if (w->in % 8 == 0 && x.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0 && (uintptr_t)w->data % 16 == 0) {
-		run<bf16_format>(dev, x, w, y, accumulate, NULL);
+		run<bf16_format>(dev, x, w, y, accumulate);
 		return;
 	}
 	p.w = w->data;

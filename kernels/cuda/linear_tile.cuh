@@ -1,21 +1,20 @@
 /*
  * linear_tile.cuh: the frame of both small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company.
  *
- * A map is cut into tiles of 16 outputs and chunks of 64 columns; a weight format F says how many bytes a tile of one chunk takes, how a lane fetches
- * its share and how it multiplies. A block takes a rectangle of tiles times chunks, chosen so that every multiprocessor has about the same work:
+ * A map is cut into tiles of 16 outputs and chunks of 128 columns; a weight format F says how a lane loads its share of a tile's chunk and how it
+ * multiplies. A block takes a rectangle of tiles times chunks, chosen so that every multiprocessor has about the same work:
  *
  *	columns		| slice 0: chunks 0 .. n-1 | slice 1 ...
  *	tiles 0 .. k-1	|       block (0, 0)       |  block (0, 1)
  *	tiles k .. 2k-1	|       block (1, 0)       |  block (1, 1)
  *
  * Wide maps have one slice. Narrow ones (few tiles, many columns) have several, and the last block of a row of the picture adds their sums.
- * In a block each warp takes every WARPS-th chunk, for T tiles at a time (a pass): a lane streams its weights through its own ring of asynchronous
- * copies, which nobody else reads, and the activations of a warp's chunks, kept in shared memory in fragment order, are read by that warp alone: no
- * barrier but at the end of a pass, where the warps' sums are added, and the ring runs on across it.
+ * In a block warp (k, n) takes every K_PARTS-th chunk of T tiles, the n-th of N_PARTS such groups: one pass of the block is N_PARTS * T tiles. Weights go
+ * from memory to registers, a step (a chunk of T tiles) ahead of the products; the block's weights are asked into the L2 cache before all else,
+ * as they depend on nothing that is computed, so before the kernel waits for the one before it. The activations of the slice lie in shared memory in
+ * fragment order. At the end of a pass the K_PARTS sums of an output are added.
  *
- * Weights depend on nothing that is computed, so the ring is filled before the kernel waits for the one before it.
- *
- * Row invariance: an output is the sum over slices of the sum over warps of the sum over chunks, each in one order that hangs on the weight's
+ * Row invariance: an output is the sum over slices of the sum over K_PARTS of the sum over chunks, each in one order that hangs on the weight's
  * shape and the GPU alone: the cut never looks at the number of rows.
  */
 #ifndef TD_CUDA_LINEAR_TILE_CUH
@@ -25,22 +24,30 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/pack.h"
 
-enum { TILE = TD_PACK_TILE, CHUNK = TD_PACK_CHUNK, UNIT = 32, UNITS = CHUNK / UNIT, WARPS = 8, THREADS = WARPS * 32 };
+enum {
+	TILE = TD_PACK_TILE,
+	CHUNK = TD_PACK_CHUNK,
+	UNIT = 32, /* columns of two products: a lane's 16 bytes of activations */
+	UNITS = CHUNK / UNIT,
+	K_PARTS = 4,
+	N_PARTS = 3,
+	WARPS = K_PARTS * N_PARTS,
+	THREADS = WARPS * 32
+};
 
 struct linear_args {
-	const void *w, *scale;
+	const void *w;
 	int in, out, chunks, tiles; /* of the whole map */
 	int block_chunks, block_tiles; /* of a block */
-	int groups; /* INT4: of a line */
-	unsigned group_units, per_group; /* INT4; 2^32 / group_units, rounded up */
 	const bf16 *x; /* (rows, ldx) */
 	int ldx, rows;
 	void *y; /* (rows, ldy) */
-	int ldy, y_f32, accumulate;
+	int ldy, y_f32, accumulate, by_four; /* four neighbours at once */
 	float *partial; /* (slices, rows, tiles * TILE) */
 	unsigned *counter;
 };
 
+/* One output. */
 static __device__ __forceinline__ void put(const struct linear_args &p, int row, int o, float v)
 {
 	size_t at = (size_t)row * p.ldy + o;
@@ -56,38 +63,77 @@ static __device__ __forceinline__ void put(const struct linear_args &p, int row,
 	}
 }
 
-/* What a block of NT * 8 rows keeps in shared memory, in this order. */
-template <class F, int NT, int T, int STAGES> struct linear_shape {
-	static constexpr int stage = T * F::BYTES, pitch = T * TILE + 4, round = NT < 2 ? NT : 2; /* rows summed at once at the end of a pass, in eights */
-	static constexpr size_t ring = (size_t)WARPS * STAGES * stage; /* (WARPS, STAGES, T, BYTES) */
-	static constexpr size_t sums = (size_t)WARPS * round * 8 * pitch * 4; /* (WARPS, rows, pitch) */
-	static constexpr size_t chunk = (size_t)UNITS * NT * 512 + UNITS * NT * 32; /* activations (UNITS, NT, 32) x 16 bytes; their sums (UNITS, NT, 8) */
-};
-
-/* This lane's activations of one chunk to x_sh (UNITS, NT, 32) x 16 bytes; x: column 8t of row g of the slice; k: first column that the lane reads. */
-template <int NT>
-static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, const bf16 *x, int c, int k, int rows_left)
+/* Four neighbours, as far as the map goes. */
+static __device__ __forceinline__ void put4(const struct linear_args &p, int row, int o, float4 v)
 {
-#pragma unroll
-	for (int u = 0; u < UNITS; u++) {
-		int at = c * CHUNK + u * UNIT, left = (p.in - k - at) * 2, bytes = left >= 16 ? 16 : left > 0 ? left : 0;
+	size_t at = (size_t)row * p.ldy + o;
 
-#pragma unroll
-		for (int j = 0; j < NT; j++) {
-			int there = bytes && j * 8 < rows_left;
+	if (o >= p.out)
+		return;
+	if (p.by_four && p.y_f32) {
+		float4 *y = (float4 *)((float *)p.y + at);
 
-			copy16_to(x_sh + ((c * UNITS + u) * NT + j) * 512, there ? x + (size_t)(j * 8) * p.ldx + at : p.x, there ? bytes : 0);
+		if (p.accumulate) {
+			float4 old = *y;
+
+			v = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
 		}
+		*y = v;
+	} else if (p.by_four && !p.accumulate) {
+		*(uint2 *)((bf16 *)p.y + at) = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+	} else {
+		const float each[4] = {v.x, v.y, v.z, v.w};
+
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			if (o + i < p.out)
+				put(p, row, o + i, each[i]);
 	}
 }
 
-/* The sums of a pass, warps in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
+static __device__ __forceinline__ float4 add4(float4 a, float4 b)
+{
+	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+/* What a block of NT * 8 rows keeps in shared memory, in this order. */
+template <class F, int NT, int T> struct linear_shape {
+	static constexpr int wide = N_PARTS * T * TILE, pitch = wide + 4, round = NT < 2 ? NT : 2; /* rows summed at once at a pass's end, in eights */
+	static constexpr size_t sums = (size_t)K_PARTS * round * 8 * pitch * 4; /* (K_PARTS, rows, pitch) */
+	static constexpr size_t chunk = (size_t)UNITS * NT * 512 + F::PARTS * NT * 32; /* activations (UNITS, NT, 32) x 16 bytes; F's own (PARTS, NT, 8) */
+};
+
+/* Chunks [first, end) of the activations to x_sh (chunks, UNITS, NT, 32) x 16 bytes, rows and columns beyond as zeroes. */
+template <int NT> static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, int row0, int c0, int first, int end)
+{
+	int lane = threadIdx.x & 31, u = first * UNITS + threadIdx.x / 32, row = row0 + (lane >> 2), k = c0 * CHUNK + u * UNIT + (lane & 3) * 8;
+	const bf16 *x = p.x + (size_t)row * p.ldx + k;
+
+	x_sh += u * NT * 512 + lane * 16;
+#pragma unroll 1
+	for (; u < end * UNITS; u += WARPS) {
+		int bytes = max(0, min(16, (p.in - k) * 2));
+
+#pragma unroll
+		for (int n = 0; n < NT; n++) {
+			int there = row + n * 8 < p.rows ? bytes : 0;
+
+			copy16_to(x_sh + n * 512, there ? x + (size_t)(n * 8) * p.ldx : p.x, there);
+		}
+		x += WARPS * UNIT;
+		k += WARPS * UNIT;
+		x_sh += WARPS * NT * 512;
+	}
+	copy_commit();
+}
+
+/* The sums of a pass, K_PARTS in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
 template <int NT, int T, int ROUND>
 static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int tile0, int tiles, const float acc[T][NT][4])
 {
-	enum { WIDE = T * TILE, PITCH = WIDE + 4, ROWS = ROUND * 8 };
-	int warp = threadIdx.x / 32, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3;
-	float *mine = sh + warp * (ROWS * PITCH);
+	enum { WIDE = N_PARTS * T * TILE, PITCH = WIDE + 4, ROWS = ROUND * 8 };
+	int warp = threadIdx.x / 32, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, wide = min((int)WIDE, tiles * TILE);
+	float *mine = sh + warp % K_PARTS * (ROWS * PITCH) + warp / K_PARTS * (T * TILE);
 
 #pragma unroll
 	for (int n0 = 0; n0 < NT; n0 += ROUND) {
@@ -100,20 +146,22 @@ static __device__ __forceinline__ void finish(const struct linear_args &p, float
 				for (int i = 0; i < 4; i++)
 					mine[(n * 8 + 2 * t + (i & 1)) * PITCH + m * TILE + g + 8 * (i >> 1)] = acc[m][n0 + n][i];
 		__syncthreads();
-		for (int i = threadIdx.x; i < ROWS * WIDE; i += THREADS) {
-			int o = i % WIDE, r = i / WIDE, row = row0 + n0 * 8 + r;
-			float v = 0;
-
-			if (o >= tiles * TILE || row >= p.rows)
-				continue;
 #pragma unroll
-			for (int k = 0; k < WARPS; k++)
-				v += sh[(k * ROWS + r) * PITCH + o];
+		for (int i = threadIdx.x; i < ROWS * WIDE / 4; i += THREADS) {
+			int o = i % (WIDE / 4) * 4, r = i / (WIDE / 4), row = row0 + n0 * 8 + r;
+			const float *from = sh + r * PITCH + o;
+			float4 v = *(const float4 *)from;
+
+#pragma unroll
+			for (int k = 1; k < K_PARTS; k++)
+				v = add4(v, *(const float4 *)(from + k * ROWS * PITCH));
+			if (o >= wide || row >= p.rows)
+				continue;
 			o += tile0 * TILE;
 			if (gridDim.y > 1)
-				p.partial[((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + o] = v;
-			else if (o < p.out)
-				put(p, row, o, v);
+				*(float4 *)(p.partial + ((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + o) = v;
+			else
+				put4(p, row, o, v);
 		}
 	}
 }
@@ -121,121 +169,105 @@ static __device__ __forceinline__ void finish(const struct linear_args &p, float
 /* By the last block of these tiles: the slices in order. */
 template <int NT> static __device__ void add_slices(const struct linear_args &p, int row0, int tile0, int tiles)
 {
-	int wide = p.tiles * TILE, outs = min(tiles * TILE, p.out - tile0 * TILE), rows = min(NT * 8, p.rows - row0);
+	int wide = p.tiles * TILE, fours = tiles * (TILE / 4), rows = min(NT * 8, p.rows - row0);
 	size_t step = (size_t)p.rows * wide;
 
-	for (int i = threadIdx.x; i < outs * rows; i += THREADS) {
-		int row = row0 + i / outs, o = tile0 * TILE + i % outs;
+	for (int i = threadIdx.x; i < fours * rows; i += THREADS) {
+		int row = row0 + i / fours, o = tile0 * TILE + i % fours * 4;
 		const float *from = p.partial + (size_t)row * wide + o;
-		float v = 0;
+		float4 v = make_float4(0, 0, 0, 0);
 
-#pragma unroll 8
+#pragma unroll 4
 		for (unsigned k = 0; k < gridDim.y; k++)
-			v += __ldcg(from + k * step);
-		put(p, row, o, v);
+			v = add4(v, __ldcg((const float4 *)(from + k * step)));
+		put4(p, row, o, v);
 	}
 }
 
 /* grid (groups of tiles, slices, groups of NT * 8 rows) */
-template <class F, int NT, int T, int STAGES> static __global__ void __launch_bounds__(THREADS) linear_kernel(const struct linear_args p)
+template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
 {
-	extern __shared__ __align__(16) char linear_sh[]; /* ring, sums, activations, their sums: linear_shape */
-	typedef struct linear_shape<F, NT, T, STAGES> shape;
-	static_assert(STAGES > 2, "the waits count on it");
-	enum { RING = shape::stage * STAGES };
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, row0 = blockIdx.z * NT * 8, tile0 = blockIdx.x * p.block_tiles,
-	    c0 = blockIdx.y * p.block_chunks;
-	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), rows_left = p.rows - row0 - (lane >> 2);
-	float *sums_sh = (float *)(linear_sh + shape::ring);
-	uint32_t ring = shared_address(linear_sh) + warp * RING, x_sh = shared_address(linear_sh) + (uint32_t)(shape::ring + shape::sums);
-	uint32_t columns_sh = x_sh + (uint32_t)(p.block_chunks * UNITS * NT * 512);
-	int column = c0 * CHUNK + (lane & 3) * 8, into = 0, stage = 0, ahead = warp, ahead_tile = 0;
-	const bf16 *x = p.x + (size_t)(row0 + (lane >> 2)) * p.ldx + column;
-	typename F::lane weights(p, tile0, c0, lane);
+	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations, F's own: linear_shape */
+	typedef struct linear_shape<F, NT, T> shape;
+	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = blockIdx.x * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
+	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), part = warp % K_PARTS;
+	uint32_t x_sh = shared_address(linear_sh) + (uint32_t)shape::sums, own_sh = x_sh + (uint32_t)(p.block_chunks * UNITS * NT * 512);
+	int first = warp / K_PARTS * T, left = div_up(tiles, N_PARTS * T) * (chunks > part ? div_up(chunks - part, K_PARTS) : 0), c = part;
+	typename F::template lane<T> here, next;
 
-	/* One more stage of this warp's line of chunks, pass after pass. */
-	auto fetch = [&]() {
-		if (ahead < chunks && ahead_tile < tiles) {
-			weights.template fetch<T>(p, ring + into, ahead_tile, min((int)T, tiles - ahead_tile), ahead);
-			ahead += WARPS;
-			if (ahead >= chunks) {
-				ahead = warp;
-				ahead_tile += T;
-			}
-		}
-		copy_commit();
-		into = into == RING - shape::stage ? 0 : into + shape::stage;
-	};
-
-#pragma unroll
-	for (int i = 0; i < STAGES - 1; i++)
-		fetch();
+	next.start(p, tile0 + first, min(c0 + part, p.chunks - 1));
+	next.load(p);
+	if (blockIdx.z == 0)
+		F::ask(p, tile0, tiles, c0, chunks);
 	let_next_start();
 	after_previous();
-	for (int c = warp; c < chunks; c += WARPS) {
-		fetch_rows<NT>(p, x_sh + lane * 16, x, c, column, rows_left);
-		if (c == warp)
-			copy_commit(); /* the first chunk need not wait for the others */
-	}
-	copy_commit();
-	for (int tile = 0; tile < tiles; tile += T) {
+	fetch_rows<NT>(p, x_sh, row0, c0, 0, min(chunks, (int)WARPS));
+	fetch_rows<NT>(p, x_sh, row0, c0, WARPS, chunks);
+	copy_wait<1>();
+	__syncthreads();
+	F::template prepare<NT>(x_sh, own_sh, 0, min(chunks, (int)WARPS));
+	copy_wait<0>();
+	__syncthreads();
+	F::template prepare<NT>(x_sh, own_sh, WARPS, chunks);
+	__syncthreads();
+	for (int tile = 0; tile < tiles; tile += N_PARTS * T) {
 		float acc[T][NT][4] = {};
-		int here = min((int)T, tiles - tile);
 
-		for (int c = warp; c < chunks; c += WARPS) {
-			if (tile == 0 && c < 2 * WARPS)
-				copy_wait<1>(); /* all but the latest group: the rest of the activations, then a stage */
-			else
-				copy_wait<STAGES - 2>();
-			__syncwarp();
-			weights.template multiply<NT, T>(ring + stage, x_sh + c * (UNITS * NT * 512), columns_sh + c * (UNITS * NT * 32), here, tile == 0, acc);
-			fetch();
-			stage = stage == RING - shape::stage ? 0 : stage + shape::stage;
+#pragma unroll 2
+		for (c = part; c < chunks; c += K_PARTS) {
+			here = next;
+			if (--left > 0) { /* the next chunk, or the first of the next pass */
+				if (c + K_PARTS < chunks)
+					next.step();
+				else
+					next.start(p, tile0 + tile + N_PARTS * T + first, c0 + part);
+				next.load(p);
+			}
+			here.template multiply<NT>(x_sh + c * (UNITS * NT * 512), own_sh + c * (F::PARTS * NT * 32), acc);
 		}
-		finish<NT, T, shape::round>(p, sums_sh, row0, tile0 + tile, here, acc);
+		finish<NT, T, shape::round>(p, (float *)linear_sh, row0, tile0 + tile, tiles - tile, acc);
 	}
 	if (gridDim.y > 1 && last_to_arrive(p.counter + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y))
 		add_slices<NT>(p, row0, tile0, tiles);
 }
 
-template <class F, int NT, int T, int STAGES> static size_t shared_bytes(int block_chunks)
+template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	typedef struct linear_shape<F, NT, T, STAGES> shape;
-
-	return shape::ring + shape::sums + block_chunks * shape::chunk;
-}
-
-template <class F, int NT, int T, int STAGES> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
-{
-	size_t shared = shared_bytes<F, NT, T, STAGES>(p.block_chunks);
+	typedef struct linear_shape<F, NT, T> shape;
+	size_t shared = shape::sums + p.block_chunks * shape::chunk;
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
-		td__cuda_shared(dev, linear_kernel<F, NT, T, STAGES>, allowed = shared);
-	td__cuda_launch(dev, "linear", linear_kernel<F, NT, T, STAGES>, dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, p);
+		td__cuda_shared(dev, linear_kernel<F, NT, T>, allowed = shared);
+	td__cuda_launch(dev, "linear", linear_kernel<F, NT, T>, dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, p);
 }
 
-/* The deeper ring where it fits: on GPUs with 99 KiB of shared memory it may not. Stages have no influence on results. */
-template <class F, int NT> static void launch_deep(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
+/* T: tiles of a warp in a pass, the fewest that do, up to what the format has registers for. Results don't depend on it. */
+template <class F, int NT> static void launch_wide(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	if (shared_bytes<F, NT, F::TILES, F::DEEP>(p.block_chunks) <= dev->shared_max)
-		launch<F, NT, F::TILES, F::DEEP>(dev, p, groups, slices);
+	enum { MOST = NT > 2 && F::TILES > 2 ? 2 : F::TILES };
+	int passes = div_up(p.block_tiles, MOST * N_PARTS), t = div_up(p.block_tiles, passes * N_PARTS);
+
+	if (MOST > 2 && t > 2)
+		launch<F, NT, MOST>(dev, p, groups, slices);
+	else if (MOST > 1 && t > 1)
+		launch<F, NT, MOST < 2 ? MOST : 2>(dev, p, groups, slices);
 	else
-		launch<F, NT, F::TILES, 3>(dev, p, groups, slices);
+		launch<F, NT, 1>(dev, p, groups, slices);
 }
 
 /*
- * The rectangle of a block: of all numbers of slices the one with the least work for the busiest multiprocessor, in eighths of the time of a tile of
- * WARPS chunks: its own, fetching the activations, and what sharing costs. A slice is no wider than what the kernel for the most rows can hold.
+ * The rectangle of a block: of all numbers of slices the one with the least work for the busiest multiprocessor, in eighths of the time of N_PARTS
+ * tiles of K_PARTS chunks: its own, fetching the activations, and what sharing costs. A slice is no wider than what the kernel for the most rows can hold.
  */
 template <class F> static void cut(const struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
-	typedef struct linear_shape<F, 4, F::TILES_WIDE, 3> widest;
-	int most = (int)((dev->shared_max - widest::ring - widest::sums) / widest::chunk), least = INT32_MAX, first = div_up(p->chunks, most);
+	typedef struct linear_shape<F, 4, 2> widest;
+	int most = (int)((dev->shared_max - widest::sums) / widest::chunk), least = INT32_MAX, first = div_up(p->chunks, most);
 
-	for (int s = first; s <= dev->sms && (s == first || p->chunks / s >= WARPS); s++) {
+	for (int s = first; s <= dev->sms && (s == first || p->chunks / s >= K_PARTS); s++) {
 		int chunks = div_up(p->chunks, s), used = div_up(p->chunks, chunks), rows = dev->sms / used > 0 ? dev->sms / used : 1;
-		int tiles = div_up(p->tiles, rows), cost = 8 * tiles * div_up(chunks, WARPS) + 2 * chunks + (used > 1 ? 88 + 4 * used + 2 * tiles * used : 0);
+		int tiles = div_up(p->tiles, rows), cost = 8 * div_up(tiles, N_PARTS) * div_up(chunks, K_PARTS) + 2 * chunks + (used > 1 ? 40 + 2 * used : 0);
 
 		if (cost >= least)
 			continue;
@@ -247,24 +279,17 @@ template <class F> static void cut(const struct td_dev *dev, struct linear_args 
 	}
 }
 
-template <class F>
-static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate, const void *scale)
+template <class F> static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
 	struct linear_args p = {};
 	int groups = 1, slices = 1;
 	size_t partial;
 
 	p.w = w->data;
-	p.scale = scale;
 	p.in = w->in;
 	p.out = w->out;
 	p.chunks = div_up(w->in, CHUNK);
 	p.tiles = div_up(w->out, TILE);
-	if (w->kind == TD_W_INT4) {
-		p.groups = w->in / w->group;
-		p.group_units = w->group / UNIT;
-		p.per_group = (unsigned)(((1ull << 32) + p.group_units - 1) / p.group_units);
-	}
 	p.x = (const bf16 *)x.data;
 	p.ldx = x.ld;
 	p.rows = x.rows;
@@ -272,25 +297,26 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 	p.ldy = y.ld;
 	p.y_f32 = y.dtype == TD_F32;
 	p.accumulate = accumulate;
+	p.by_four = y.ld % 4 == 0 && w->out % 4 == 0 && (uintptr_t)y.data % 16 == 0;
 	p.counter = dev->counters;
 	cut<F>(dev, &p, &groups, &slices);
 	partial = slices > 1 ? (size_t)slices * p.tiles * TILE * sizeof(float) : 0;
 	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8) { /* a row's bits don't depend on where the rows are cut */
 		int half = div_up(x.rows / 2, 8) * 8;
 
-		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), accumulate, scale);
-		run<F>(dev, td_rows(x, half, x.rows - half), w, td_rows(y, half, x.rows - half), accumulate, scale);
+		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), accumulate);
+		run<F>(dev, td_rows(x, half, x.rows - half), w, td_rows(y, half, x.rows - half), accumulate);
 		return;
 	}
 	p.partial = partial ? (float *)td__cuda_scratch(dev, partial * x.rows) : NULL;
 	if (dev->error.code)
 		return;
 	if (x.rows <= 8)
-		launch_deep<F, 1>(dev, p, groups, slices);
+		launch_wide<F, 1>(dev, p, groups, slices);
 	else if (x.rows <= 16)
-		launch_deep<F, 2>(dev, p, groups, slices);
+		launch_wide<F, 2>(dev, p, groups, slices);
 	else
-		launch<F, 4, F::TILES_WIDE, 3>(dev, p, groups, slices);
+		launch_wide<F, 4>(dev, p, groups, slices);
 }
 
 #endif

@@ -162,10 +162,13 @@ static __device__ __forceinline__ void copy16(void *sh, const void *gl, int byte
 {
 	copy16_to(shared_address(sh), gl, bytes);
 }
-/* 4 bytes, kept in the L1 cache: for what neighbours read too. */
-static __device__ __forceinline__ void copy4_to(uint32_t sh, const void *gl)
+/* 16 bytes that are read once and never written while a kernel runs. */
+static __device__ __forceinline__ uint4 load_once(const void *gl)
 {
-	asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(sh), "l"(gl) : "memory");
+	uint4 v;
+
+	asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(gl));
+	return v;
 }
 /* Loads from shared memory by its 32-bit address: the compiler would make a generic address anew each time. */
 static __device__ __forceinline__ uint4 load16(uint32_t sh)
@@ -180,13 +183,6 @@ static __device__ __forceinline__ uint2 load8(uint32_t sh)
 	uint2 v;
 
 	asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(sh) : "memory");
-	return v;
-}
-static __device__ __forceinline__ uint32_t load4(uint32_t sh)
-{
-	uint32_t v;
-
-	asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(sh) : "memory");
 	return v;
 }
 static __device__ __forceinline__ void store8(uint32_t sh, uint32_t x, uint32_t y)

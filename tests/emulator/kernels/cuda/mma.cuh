@@ -158,9 +158,9 @@ static inline void copy16(void *sh, const void *gl, int bytes = 16)
 {
 	emu::copy_later(sh, gl, bytes, 16 - bytes);
 }
-static inline void copy4_to(uint32_t sh, const void *gl)
+static inline uint4 load_once(const void *gl)
 {
-	emu::copy_later(emu::shared_pointer(sh), gl, 4, 0);
+	return *(const uint4 *)gl;
 }
 static inline uint4 load16(uint32_t sh)
 {
@@ -169,10 +169,6 @@ static inline uint4 load16(uint32_t sh)
 static inline uint2 load8(uint32_t sh)
 {
 	return *(const uint2 *)emu::shared_pointer(sh);
-}
-static inline uint32_t load4(uint32_t sh)
-{
-	return *(const uint32_t *)emu::shared_pointer(sh);
 }
 static inline void store8(uint32_t sh, uint32_t x, uint32_t y)
 {
