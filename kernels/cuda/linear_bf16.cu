@@ -10,11 +10,10 @@
 struct bf16_format {
 	enum { PARTS = 0, TILES = 1 };
 
-	/* A lane's weights of one chunk of a tile: rows g and g + 8, columns 8t .. 8t+7 of each unit. Rows beyond the last are read as the last. */
-	template <int T> struct lane {
+	/* Where a lane reads next: rows g and g + 8 of a tile, column 8t of a chunk. Rows beyond the last are read as the last. */
+	template <int T> struct line {
 		const bf16 *low, *high;
 		int k;
-		uint4 w[UNITS][2];
 
 		__device__ __forceinline__ void start(const struct linear_args &p, int tile, int c)
 		{
@@ -30,24 +29,30 @@ struct bf16_format {
 			low += K_PARTS * CHUNK;
 			high += K_PARTS * CHUNK;
 		}
-		__device__ __forceinline__ void load(const struct linear_args &p)
+	};
+
+	/* A lane's weights of one chunk of a tile: 8 columns of each unit. */
+	template <int T> struct lane {
+		uint4 w[UNITS][2];
+
+		__device__ __forceinline__ void load(const struct linear_args &p, const struct line<T> &from)
 		{
 #pragma unroll
 			for (int u = 0; u < UNITS; u++) {
-				int there = k + u * UNIT < p.in;
+				int there = from.k + u * UNIT < p.in;
 
-				w[u][0] = there ? load_once(low + u * UNIT) : make_uint4(0, 0, 0, 0);
-				w[u][1] = there ? load_once(high + u * UNIT) : make_uint4(0, 0, 0, 0);
+				w[u][0] = there ? load_once(from.low + u * UNIT) : make_uint4(0, 0, 0, 0);
+				w[u][1] = there ? load_once(from.high + u * UNIT) : make_uint4(0, 0, 0, 0);
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t, float acc[T][NT][4]) const
 		{
 #pragma unroll
 			for (int u = 0; u < UNITS; u++)
 #pragma unroll
 				for (int n = 0; n < NT; n++) {
-					uint4 x = load16(x_sh + (u * NT + n) * 512 + (threadIdx.x & 31) * 16), a = w[u][0], b = w[u][1];
+					uint4 x = load16(x_sh + n * 8 * pitch + u * (UNIT * 2)), a = w[u][0], b = w[u][1];
 
 					mma_bf16(acc[0][n], a.x, b.x, a.y, b.y, x.x, x.y);
 					mma_bf16(acc[0][n], a.z, b.z, a.w, b.w, x.z, x.w);
@@ -64,7 +69,7 @@ struct bf16_format {
 			for (int k = (threadIdx.x & 31) * 128; k < bytes; k += 32 * 128)
 				prefetch_line((const char *)p.w + ((size_t)(tile0 * TILE + i) * p.in + c0 * CHUNK) * 2 + k);
 	}
-	template <int NT> static __device__ __forceinline__ void prepare(uint32_t, uint32_t, int, int)
+	template <int NT> static __device__ __forceinline__ void prepare(uint32_t, uint32_t, uint32_t, int)
 	{
 	}
 };

@@ -34,17 +34,15 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 template <int P> struct int4_format {
 	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = 3 };
 
-	/* A lane's weights of one chunk of T tiles. Tiles beyond the last are read as the last, and their sums not used. */
-	template <int T> struct lane {
+	/* Where a lane reads next, in T tiles. Tiles beyond the last are read as the last, and their sums not used. */
+	template <int T> struct line {
 		const char *at[T];
-		uint4 w[T][2];
-		uint32_t scale[T][P];
 
 		__device__ __forceinline__ void start(const struct linear_args &p, int tile, int c)
 		{
 #pragma unroll
 			for (int m = 0; m < T; m++)
-				at[m] = (const char *)p.w + ((size_t)min(tile + m, p.tiles - 1) * p.chunks + c) * BYTES;
+				at[m] = (const char *)p.w + ((size_t)min(tile + m, p.tiles - 1) * p.chunks + c) * BYTES + (threadIdx.x & 31) * 16;
 		}
 		__device__ __forceinline__ void step()
 		{
@@ -52,23 +50,29 @@ template <int P> struct int4_format {
 			for (int m = 0; m < T; m++)
 				at[m] += K_PARTS * BYTES;
 		}
-		__device__ __forceinline__ void load(const struct linear_args &)
+	};
+
+	/* A lane's weights of one chunk of T tiles. */
+	template <int T> struct lane {
+		uint4 w[T][2];
+		uint32_t scale[T][P];
+
+		__device__ __forceinline__ void load(const struct linear_args &, const struct line<T> &from)
 		{
-			int l = threadIdx.x & 31;
+			int l = threadIdx.x & 31, back = (l >> 2) * 4 - l * 16;
 
 #pragma unroll
 			for (int m = 0; m < T; m++) {
-				w[m][0] = load_once(at[m] + l * 16);
-				w[m][1] = load_once(at[m] + 512 + l * 16);
+				w[m][0] = load_once(from.at[m]);
+				w[m][1] = load_once(from.at[m] + 512);
 #pragma unroll
 				for (int q = 0; q < P; q++)
-					scale[m][q] = __ldg((const uint32_t *)(at[m] + 1024 + q * 32) + (l >> 2));
+					scale[m][q] = __ldg((const uint32_t *)(from.at[m] + back + 1024 + q * 32));
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t first_sh, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t first_sh, float acc[T][NT][4]) const
 		{
-			int l = threadIdx.x & 31;
 			float c[T][NT][4];
 
 #pragma unroll
@@ -77,9 +81,9 @@ template <int P> struct int4_format {
 
 #pragma unroll
 				for (int n = 0; n < NT; n++) {
-					x[n] = load16(x_sh + (u * NT + n) * 512 + l * 16);
+					x[n] = load16(x_sh + n * 8 * pitch + u * (UNIT * 2));
 					if (u % (UNITS / P) == 0) {
-						uint2 f = load8(first_sh + (u / (UNITS / P) * NT + n) * 32 + (l & 3) * 8);
+						uint2 f = load8(first_sh + (u / (UNITS / P) * NT + n) * 32 + (threadIdx.x & 3) * 8);
 
 #pragma unroll
 						for (int m = 0; m < T; m++) {
@@ -130,26 +134,32 @@ template <int P> struct int4_format {
 		}
 	}
 
-	/* What the sums of a part start with, for chunks [first, end): -24 times the activations' sum, (chunks, PARTS, NT, 8 rows) float. */
-	template <int NT> static __device__ __forceinline__ void prepare(uint32_t x_sh, uint32_t first_sh, int first, int end)
+	/* What the sums of a part start with: -24 times the activations' sum, (chunks, PARTS, NT, 8 rows) float. A warp takes four at a time. */
+	template <int NT> static __device__ __forceinline__ void prepare(uint32_t x_sh, uint32_t pitch, uint32_t first_sh, int chunks)
 	{
+		enum { SIDE = 4 };
 		const uint32_t one = 0x3f803f80u;
-		int l = threadIdx.x & 31;
+		int l = threadIdx.x & 31, n_all = chunks * P * NT;
 
+		x_sh += (l >> 2) * pitch + (l & 3) * 16;
 #pragma unroll 1
-		for (int i = first * P * NT + threadIdx.x / 32; i < end * P * NT; i += WARPS) {
-			int u0 = i / NT * (UNITS / P), n = i % NT;
-			float c[4] = {0, 0, 0, 0};
+		for (int i0 = threadIdx.x / 32; i0 < n_all; i0 += SIDE * WARPS) {
+			float c[SIDE][4] = {};
 
 #pragma unroll
-			for (int u = 0; u < UNITS / P; u++) {
-				uint4 x = load16(x_sh + ((u0 + u) * NT + n) * 512 + l * 16);
+			for (int u = 0; u < UNITS / P; u++)
+#pragma unroll
+				for (int j = 0; j < SIDE; j++) {
+					int i = min(i0 + j * WARPS, n_all - 1);
+					uint4 x = load16(x_sh + i % NT * 8 * pitch + i / NT * (CHUNK * 2 / P) + u * (UNIT * 2));
 
-				mma_bf16(c, one, one, one, one, x.x, x.y);
-				mma_bf16(c, one, one, one, one, x.z, x.w);
-			}
-			if (l < 4)
-				store8(first_sh + i * 32 + l * 8, __float_as_uint(-24.0f * c[0]), __float_as_uint(-24.0f * c[1]));
+					mma_bf16(c[j], one, one, one, one, x.x, x.y);
+					mma_bf16(c[j], one, one, one, one, x.z, x.w);
+				}
+#pragma unroll
+			for (int j = 0; j < SIDE; j++)
+				if (l < 4 && i0 + j * WARPS < n_all)
+					store8(first_sh + (i0 + j * WARPS) * 32 + l * 8, __float_as_uint(-24.0f * c[j][0]), __float_as_uint(-24.0f * c[j][1]));
 		}
 	}
 };

@@ -10,9 +10,9 @@
  *
  * Wide maps have one slice. Narrow ones (few tiles, many columns) have several, and the last block of a row of the picture adds their sums.
  * In a block warp (k, n) takes every K_PARTS-th chunk of T tiles, the n-th of N_PARTS such groups: one pass of the block is N_PARTS * T tiles. Weights go
- * from memory to registers, a step (a chunk of T tiles) ahead of the products; the block's weights are asked into the L2 cache before all else,
- * as they depend on nothing that is computed, so before the kernel waits for the one before it. The activations of the slice lie in shared memory in
- * fragment order. At the end of a pass the K_PARTS sums of an output are added.
+ * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
+ * on nothing that is computed; then, behind the activations, the block's others are asked into the L2 cache. The activations of the slice lie in shared
+ * memory as they are. At the end of a pass the K_PARTS sums of an output are added.
  *
  * Row invariance: an output is the sum over slices of the sum over K_PARTS of the sum over chunks, each in one order that hangs on the weight's
  * shape and the GPU alone: the cut never looks at the number of rows.
@@ -96,35 +96,30 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b)
 	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* What a block of NT * 8 rows keeps in shared memory, in this order. */
+/* What a block of NT * 8 rows keeps in shared memory, in this order. A row of activations is `pitch` bytes; the 64 beyond its chunks make the reads of a
+ * product fall on all banks. */
 template <class F, int NT, int T> struct linear_shape {
-	static constexpr int wide = N_PARTS * T * TILE, pitch = wide + 4, round = NT < 2 ? NT : 2; /* rows summed at once at a pass's end, in eights */
-	static constexpr size_t sums = (size_t)K_PARTS * round * 8 * pitch * 4; /* (K_PARTS, rows, pitch) */
-	static constexpr size_t chunk = (size_t)UNITS * NT * 512 + F::PARTS * NT * 32; /* activations (UNITS, NT, 32) x 16 bytes; F's own (PARTS, NT, 8) */
+	static constexpr int wide = N_PARTS * T * TILE, round = NT < 2 ? NT : 2; /* rows summed at once at a pass's end, in eights */
+	static constexpr size_t sums = (size_t)K_PARTS * round * 8 * (wide + 4) * 4; /* (K_PARTS, rows, wide + 4) */
+	static constexpr size_t chunk = (size_t)NT * 8 * CHUNK * 2 + F::PARTS * NT * 32, rest = NT * 8 * 64; /* (rows, pitch); F's own (chunks, PARTS, NT, 8) */
 };
-
-/* Chunks [first, end) of the activations to x_sh (chunks, UNITS, NT, 32) x 16 bytes, rows and columns beyond as zeroes. */
-template <int NT> static __device__ __forceinline__ void fetch_rows(const struct linear_args &p, uint32_t x_sh, int row0, int c0, int first, int end)
+static __device__ __forceinline__ uint32_t row_pitch(const struct linear_args &p)
 {
-	int lane = threadIdx.x & 31, u = first * UNITS + threadIdx.x / 32, row = row0 + (lane >> 2), k = c0 * CHUNK + u * UNIT + (lane & 3) * 8;
-	const bf16 *x = p.x + (size_t)row * p.ldx + k;
+	return p.block_chunks * (CHUNK * 2) + 64;
+}
 
-	x_sh += u * NT * 512 + lane * 16;
-#pragma unroll 1
-	for (; u < end * UNITS; u += WARPS) {
-		int bytes = max(0, min(16, (p.in - k) * 2));
+/* Columns beyond the map's as zeroes. Returns whether there are any. */
+static __device__ __forceinline__ int pad_rows(const struct linear_args &p, uint32_t x_sh, uint32_t pitch, int rows, int c0, int chunks)
+{
+	int bytes = (p.in - c0 * CHUNK) * 2, wide = chunks * CHUNK * 2, left = (wide - bytes) / 16;
 
-#pragma unroll
-		for (int n = 0; n < NT; n++) {
-			int there = row + n * 8 < p.rows ? bytes : 0;
+	for (int i = threadIdx.x; i < left * rows; i += THREADS) {
+		uint32_t at = x_sh + i / left * pitch + bytes + i % left * 16;
 
-			copy16_to(x_sh + n * 512, there ? x + (size_t)(n * 8) * p.ldx : p.x, there);
-		}
-		x += WARPS * UNIT;
-		k += WARPS * UNIT;
-		x_sh += WARPS * NT * 512;
+		store8(at, 0, 0);
+		store8(at + 8, 0, 0);
 	}
-	copy_commit();
+	return left > 0;
 }
 
 /* The sums of a pass, K_PARTS in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
@@ -188,44 +183,59 @@ template <int NT> static __device__ void add_slices(const struct linear_args &p,
 template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
 {
 	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations, F's own: linear_shape */
+	__shared__ __align__(8) uint64_t arrival;
 	typedef struct linear_shape<F, NT, T> shape;
 	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = blockIdx.x * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
 	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), part = warp % K_PARTS;
-	uint32_t x_sh = shared_address(linear_sh) + (uint32_t)shape::sums, own_sh = x_sh + (uint32_t)(p.block_chunks * UNITS * NT * 512);
-	int first = warp / K_PARTS * T, left = div_up(tiles, N_PARTS * T) * (chunks > part ? div_up(chunks - part, K_PARTS) : 0), c = part;
-	typename F::template lane<T> here, next;
+	int first = tile0 + warp / K_PARTS * T, steps = chunks > part ? div_up(chunks - part, K_PARTS) : 0, padded;
+	uint32_t bar = shared_address(&arrival), pitch = row_pitch(p), x_sh = shared_address(linear_sh) + (uint32_t)shape::sums,
+		 own_sh = x_sh + NT * 8 * pitch;
+	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16 + part * (CHUNK * 2);
+	typename F::template lane<T> even, odd;
+	typename F::template line<T> line;
 
-	next.start(p, tile0 + first, min(c0 + part, p.chunks - 1));
-	next.load(p);
-	if (blockIdx.z == 0)
-		F::ask(p, tile0, tiles, c0, chunks);
+	if (threadIdx.x == 0)
+		rows_init(bar);
+	line.start(p, first, min(c0 + part, p.chunks - 1));
+	even.load(p, line);
+	__syncthreads();
 	let_next_start();
 	after_previous();
-	fetch_rows<NT>(p, x_sh, row0, c0, 0, min(chunks, (int)WARPS));
-	fetch_rows<NT>(p, x_sh, row0, c0, WARPS, chunks);
-	copy_wait<1>();
+	rows_copy(bar, x_sh, pitch, p.x + (size_t)row0 * p.ldx + c0 * CHUNK, (size_t)p.ldx * 2, min(NT * 8, p.rows - row0),
+		  min(chunks * CHUNK, p.in - c0 * CHUNK) * 2);
+	padded = pad_rows(p, x_sh, pitch, NT * 8, c0, chunks);
+	if (blockIdx.z == 0)
+		F::ask(p, tile0, tiles, c0, chunks);
+	rows_wait(bar);
+	if (!rows_by_engine() || padded)
+		__syncthreads();
+	F::template prepare<NT>(x_sh, pitch, own_sh, chunks);
 	__syncthreads();
-	F::template prepare<NT>(x_sh, own_sh, 0, min(chunks, (int)WARPS));
-	copy_wait<0>();
-	__syncthreads();
-	F::template prepare<NT>(x_sh, own_sh, WARPS, chunks);
-	__syncthreads();
-	for (int tile = 0; tile < tiles; tile += N_PARTS * T) {
+	for (int pass = 0; pass < tiles; pass += N_PARTS * T) {
 		float acc[T][NT][4] = {};
+		uint32_t x = at, own = own_sh + part * (F::PARTS * NT * 32);
 
-#pragma unroll 2
-		for (c = part; c < chunks; c += K_PARTS) {
-			here = next;
-			if (--left > 0) { /* the next chunk, or the first of the next pass */
-				if (c + K_PARTS < chunks)
-					next.step();
-				else
-					next.start(p, tile0 + tile + N_PARTS * T + first, c0 + part);
-				next.load(p);
+		for (int s = 0; s < steps; s += 2) {
+			if (s + 1 < steps) {
+				line.step();
+				odd.load(p, line);
 			}
-			here.template multiply<NT>(x_sh + c * (UNITS * NT * 512), own_sh + c * (F::PARTS * NT * 32), acc);
+			even.template multiply<NT>(x, pitch, own, acc);
+			if (s + 1 >= steps)
+				break;
+			if (s + 2 < steps) {
+				line.step();
+				even.load(p, line);
+			}
+			odd.template multiply<NT>(x + K_PARTS * (CHUNK * 2), pitch, own + K_PARTS * (F::PARTS * NT * 32), acc);
+			x += 2 * K_PARTS * (CHUNK * 2);
+			own += 2 * K_PARTS * (F::PARTS * NT * 32);
 		}
-		finish<NT, T, shape::round>(p, (float *)linear_sh, row0, tile0 + tile, tiles - tile, acc);
+		if (pass + N_PARTS * T < tiles) {
+			line.start(p, first + pass + N_PARTS * T, min(c0 + part, p.chunks - 1));
+			even.load(p, line);
+		}
+		finish<NT, T, shape::round>(p, (float *)linear_sh, row0, tile0 + pass, tiles - pass, acc);
 	}
 	if (gridDim.y > 1 && last_to_arrive(p.counter + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y))
 		add_slices<NT>(p, row0, tile0, tiles);
@@ -234,7 +244,7 @@ template <class F, int NT, int T> static __global__ void __launch_bounds__(THREA
 template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
 	typedef struct linear_shape<F, NT, T> shape;
-	size_t shared = shape::sums + p.block_chunks * shape::chunk;
+	size_t shared = shape::sums + p.block_chunks * shape::chunk + shape::rest;
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
@@ -263,7 +273,7 @@ template <class F, int NT> static void launch_wide(struct td_dev *dev, const str
 template <class F> static void cut(const struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
 	typedef struct linear_shape<F, 4, 2> widest;
-	int most = (int)((dev->shared_max - widest::sums) / widest::chunk), least = INT32_MAX, first = div_up(p->chunks, most);
+	int most = (int)((dev->shared_max - widest::sums - widest::rest) / widest::chunk), least = INT32_MAX, first = div_up(p->chunks, most);
 
 	for (int s = first; s <= dev->sms && (s == first || p->chunks / s >= K_PARTS); s++) {
 		int chunks = div_up(p->chunks, s), used = div_up(p->chunks, chunks), rows = dev->sms / used > 0 ? dev->sms / used : 1;
