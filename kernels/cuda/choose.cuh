@@ -39,7 +39,7 @@ struct adjust_shared {
 
 /* Shared memory of a choosing block, dynamic: more than 48 KiB. */
 struct choose_shared {
-	mass_t bucket[BUCKETS];
+	uint32_t bucket_low[BUCKETS], bucket_high[BUCKETS];
 	mass_t part[CHOOSE_WARPS];
 	double part_d[CHOOSE_WARPS];
 	struct best best[CHOOSE_WARPS];
@@ -47,6 +47,8 @@ struct choose_shared {
 	int found, count[CHOOSE_WARPS];
 	float list[LIST];
 	int list_id[LIST];
+	float few[TD_CAND_MAX]; /* what is left of a list after a cut to so few */
+	int few_id[TD_CAND_MAX];
 	float saved[TD_CAND_MAX];
 	struct adjust_shared adjust;
 	/* what the scan left of the row, by piece (shortlist.cuh) */
@@ -56,8 +58,10 @@ struct choose_shared {
 	long long mass[PIECES];
 	float least;
 	int first[PIECES + 1], kept, too_long;
-	int cut_id[TD_CAND_MAX]; /* ids with another mass, of a row that is drawn by pieces */
-	mass_t cut_mass[TD_CAND_MAX];
+	/* accept: the row's draft, its token's q; and of a row that is drawn by pieces what its ids' masses became */
+	int n_draft, listed, draft_id[TD_CAND_MAX];
+	float q, draft_q[TD_CAND_MAX];
+	mass_t draft_mass[TD_CAND_MAX];
 	int token[TD_BLOCK_MAX], same[TD_BLOCK_MAX]; /* greedy: of each row */
 };
 
@@ -203,11 +207,25 @@ static __device__ mass_t mass(struct choose_shared *sh, const float *w, int n)
 
 /* ---- cuts -------------------------------------------------------------------------------------------------------------------------- */
 
+/* A 64-bit sum in two words: the hardware adds 32 bits in shared memory at once, but retries 64 until nobody else was faster. */
+static __device__ __forceinline__ void bucket_add(struct choose_shared *sh, int at, mass_t v)
+{
+	uint32_t low = (uint32_t)v, high = (uint32_t)(v >> 32);
+
+	high += atomicAdd(&sh->bucket_low[at], low) > ~low;
+	if (high)
+		atomicAdd(&sh->bucket_high[at], high);
+}
+static __device__ __forceinline__ mass_t bucket_mass(const struct choose_shared *sh, int at)
+{
+	return (mass_t)sh->bucket_high[at] << 32 | sh->bucket_low[at];
+}
+
 /* The highest bucket at which `above` plus all buckets from the top reaches `limit`, else 0; sh->above becomes what lies over it. */
 static __device__ int threshold(struct choose_shared *sh, mass_t above, mass_t limit)
 {
 	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, hi = BUCKETS - 1 - 2 * threadIdx.x; /* this thread: buckets hi, hi - 1 */
-	mass_t a = sh->bucket[hi], b = sh->bucket[hi - 1], sum = a + b, before = above;
+	mass_t a = bucket_mass(sh, hi), b = bucket_mass(sh, hi - 1), sum = a + b, before = above;
 
 	for (int d = 1; d < 32; d <<= 1) {
 		mass_t other = __shfl_up_sync(~0u, sum, d);
@@ -249,13 +267,13 @@ static __device__ __noinline__ void cut(struct choose_shared *sh, float *w, int 
 
 		__syncthreads();
 		for (int b = threadIdx.x; b < BUCKETS; b += CHOOSE)
-			sh->bucket[b] = 0;
+			sh->bucket_low[b] = sh->bucket_high[b] = 0;
 		__syncthreads();
 		for (int t = threadIdx.x; t < n; t += CHOOSE) {
 			uint32_t bits = __float_as_uint(w[t]);
 
 			if (bits && (bits & known) == prefix)
-				atomicAdd(&sh->bucket[bits >> shift[i] & mask], by_mass ? units(w[t]) : 1ull);
+				bucket_add(sh, bits >> shift[i] & mask, by_mass ? units(w[t]) : 1);
 		}
 		__syncthreads();
 		prefix |= (uint32_t)threshold(sh, above, limit) << shift[i];
@@ -362,6 +380,78 @@ static __device__ __noinline__ mass_t whole_row(struct choose_shared *sh, const 
 static __device__ __forceinline__ int id_of(const struct pool &pool, int i)
 {
 	return pool.id ? pool.id[i] : i;
+}
+
+/* Where an id is in the pool, or -1. */
+static __device__ __forceinline__ int place_of(const struct pool &pool, int id)
+{
+	int low = 0, high = pool.n;
+
+	if (!pool.id)
+		return id >= 0 && id < pool.n ? id : -1;
+	while (low < high) {
+		int mid = (low + high) / 2;
+
+		if (pool.id[mid] < id)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low < pool.n && pool.id[low] == id ? low : -1;
+}
+
+/* Those of a list that have a weight, which are at most TD_CAND_MAX, in their order. */
+static __device__ void gather_few(struct choose_shared *sh, struct pool *pool)
+{
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool->n, CHOOSE_WARPS), from = warp * run, to = min(pool->n, from + run), n = 0,
+	    before = 0, all = 0;
+
+	for (int i = from; i < to; i += 32)
+		n += __popc(__ballot_sync(~0u, i + lane < to && pool->w[i + lane] > 0));
+	if (lane == 0)
+		sh->count[warp] = n;
+	__syncthreads();
+	for (int i = 0; i < CHOOSE_WARPS; i++) {
+		before += i < warp ? sh->count[i] : 0;
+		all += sh->count[i];
+	}
+	for (int i = from; i < to; i += 32) {
+		float w = i + lane < to ? pool->w[i + lane] : 0;
+		unsigned some = __ballot_sync(~0u, w > 0);
+		int at = before + __popc(some & ((1u << lane) - 1));
+
+		if (w > 0 && at < TD_CAND_MAX) {
+			sh->few[at] = w;
+			sh->few_id[at] = pool->id[i + lane];
+		}
+		before += __popc(some);
+	}
+	__syncthreads();
+	*pool = {sh->few, sh->few_id, min(all, (int)TD_CAND_MAX)};
+}
+
+/* cut by mass, for a pool of at most TD_CAND_MAX: a weight stays while those before it, in the order of the cut, don't reach the limit. */
+static __device__ void cut_few(const struct pool &pool, mass_t limit)
+{
+	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, drop[2] = {0, 0};
+
+	for (int k = 0; k < 2; k++) {
+		int i = warp + k * CHOOSE_WARPS;
+		mass_t before = 0;
+
+		if (i >= pool.n)
+			break;
+		for (int j = lane; j < pool.n; j += 32)
+			before += pool.w[j] > pool.w[i] || (pool.w[j] == pool.w[i] && j < i) ? units(pool.w[j]) : 0;
+		for (int d = 16; d; d >>= 1)
+			before += __shfl_xor_sync(~0u, before, d);
+		drop[k] = before >= limit;
+	}
+	__syncthreads();
+	for (int k = 0; k < 2; k++)
+		if (lane == 0 && drop[k])
+			pool.w[warp + k * CHOOSE_WARPS] = 0;
+	__syncthreads();
 }
 
 /* The id at which the running sum passes u * total; the last with weight when rounding leaves none. A warp has a run of neighbours. */

@@ -139,7 +139,7 @@ static __device__ __noinline__ void leave_list(struct scan_shared *sh, const str
 	n = list_piece(sh, key, least, from, list);
 	mass = top_k ? 0 : mass_of_piece(sh, key, best, set->temperature);
 	if (threadIdx.x == 0)
-		*piece = {least == 1 ? -INFINITY : value_of(least), n, mass};
+		*piece = {least <= LEAST_KEY ? -INFINITY : value_of(least), n, mass};
 }
 
 /* grid (pieces, logit rows) */
@@ -232,8 +232,8 @@ static __device__ __noinline__ void list_candidates(struct choose_shared *sh, co
 		int mine = n + __popc(some & ((1u << lane) - 1));
 
 		if (share > 0 && mine < TD_CAND_MAX) {
-			d->cand[at][mine] = id_of(pool, i0 + lane);
-			d->q[at][mine] = share;
+			d->cand[at][mine] = sh->draft_id[mine] = id_of(pool, i0 + lane);
+			d->q[at][mine] = sh->draft_q[mine] = share;
 		}
 		n += __popc(some);
 	}
@@ -249,26 +249,29 @@ static __device__ __noinline__ void propose_row(struct choose_shared *sh, const 
 	struct pool pool;
 	mass_t total = pool_of_row(sh, p, set, a, row, TD_CAND_MAX, &pool);
 
-	if (p.vocab > TD_CAND_MAX) {
+	if (pool.n > TD_CAND_MAX) {
 		cut(sh, pool.w, pool.n, 0, TD_CAND_MAX);
 		total = mass(sh, pool.w, pool.n);
 	}
 	list_candidates(sh, pool, (double)total / 17592186044416.0, d, at);
-	if (threadIdx.x == 0) { /* from the very numbers that accept will see */
-		double sum = 0, left;
-		int last = 0, n = sh->found;
+	if (threadIdx.x < 32) { /* from the very numbers that accept will see; two for each lane */
+		int lane = threadIdx.x, n = sh->found, i = 2 * lane;
+		double one = i < n ? sh->draft_q[i] : 0, two = one + (i + 1 < n ? sh->draft_q[i + 1] : 0), sum = two, target;
+		unsigned past;
 
-		for (int i = 0; i < n; i++)
-			sum += d->q[at][i];
-		left = (double)td_uniform(set->seed, position, TD_PROPOSE) * sum;
-		for (int i = 0; i < n; i++) {
-			last = i;
-			left -= d->q[at][i];
-			if (left < 0)
-				break;
+		for (int k = 1; k < 32; k <<= 1) {
+			double other = __shfl_up_sync(~0u, sum, k);
+
+			sum += lane >= k ? other : 0;
 		}
-		d->n_cand[at] = n;
-		d->token[at] = d->cand[at][last];
+		target = (double)td_uniform(set->seed, position, TD_PROPOSE) * __shfl_sync(~0u, sum, 31);
+		past = __ballot_sync(~0u, sum > target);
+		i = past ? __ffs(past) - 1 : 31;
+		i = 2 * i + (__shfl_sync(~0u, sum - two + one, i) <= target);
+		if (lane == 0) {
+			d->n_cand[at] = n;
+			d->token[at] = sh->draft_id[i < n ? i : n - 1];
+		}
 	}
 	__syncthreads();
 }
@@ -339,78 +342,64 @@ static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const __grid_con
 
 /* ---- accept: from the short list or the whole row ----------------------------------------------------------------------------------- */
 
-/* q of the drafted token: 1 for a point mass, 0 when it is missing from its own list (then it is never accepted). */
-static __device__ float drafted_q(const struct td_draft *d, int at)
+/* The draft of a row: its candidates, or the token alone as a point mass. q of a token that isn't in its own list is 0: it is never accepted. */
+static __device__ void load_draft(struct choose_shared *sh, const struct td_draft *d, int at)
 {
-	if (d->n_cand[at] <= 0)
-		return 1;
-	for (int i = 0; i < d->n_cand[at] && i < TD_CAND_MAX; i++)
-		if (d->cand[at][i] == d->token[at])
-			return d->q[at][i];
-	return 0;
-}
+	int n = d->n_cand[at], token = d->token[at], c = threadIdx.x;
 
-/* The weight of an id, told to every thread; 0 when it is not in the pool. */
-static __device__ float weight_of(struct choose_shared *sh, const struct pool &pool, int id)
-{
-	float w;
-
+	if (c == 0) {
+		sh->listed = n > 0;
+		sh->n_draft = n > 0 ? min(n, (int)TD_CAND_MAX) : 1;
+		sh->q = n > 0 ? 0 : 1;
+		if (n <= 0)
+			sh->draft_id[0] = token;
+	}
 	__syncthreads();
-	if (threadIdx.x == 0)
-		sh->saved[0] = !pool.id && id >= 0 && id < pool.n ? pool.w[id] : 0;
-	__syncthreads();
-	for (int i = threadIdx.x; pool.id && i < pool.n; i += CHOOSE)
-		if (pool.id[i] == id)
-			sh->saved[0] = pool.w[i];
-	__syncthreads();
-	w = sh->saved[0];
-	__syncthreads();
-	return w;
-}
+	if (c < min(n, (int)TD_CAND_MAX)) {
+		int id = d->cand[at][c];
+		float q = d->q[at][c];
 
-/* Takes q out of the weights, or leaves them when nothing would be left; returns the new mass. `undo` puts the saved weights back. */
-static __device__ void subtract(struct choose_shared *sh, const struct pool &pool, double total, const struct td_draft *d, int at, int undo)
-{
-	int listed = d->n_cand[at] > 0, n = listed ? min(d->n_cand[at], (int)TD_CAND_MAX) : 1;
-
-	for (int c = pool.id ? 0 : threadIdx.x; c < n; c += pool.id ? 1 : CHOOSE) {
-		int id = listed ? d->cand[at][c] : d->token[at], i = pool.id ? (int)threadIdx.x : id;
-
-		if (i < 0 || i >= pool.n || id_of(pool, i) != id)
-			continue;
-		if (undo) {
-			pool.w[i] = sh->saved[c];
-		} else {
-			sh->saved[c] = pool.w[i];
-			pool.w[i] = listed ? (float)fmax(sh->saved[c] - d->q[at][c] * total, 0.0) : 0;
-		}
+		sh->draft_id[c] = id;
+		sh->draft_q[c] = q;
+		if (id == token)
+			sh->q = q;
 	}
 	__syncthreads();
 }
 
-static __device__ mass_t residual(struct choose_shared *sh, const struct pool &pool, mass_t total, const struct td_draft *d, int at)
+/* Takes q out of the weights, or leaves them when nothing would be left; returns the new mass. */
+static __device__ mass_t residual(struct choose_shared *sh, const struct pool &pool, mass_t total)
 {
+	int c = threadIdx.x, i = c < sh->n_draft ? place_of(pool, sh->draft_id[c]) : -1;
 	mass_t left;
 
-	subtract(sh, pool, (double)total / 17592186044416.0, d, at, 0);
+	__syncthreads();
+	if (i >= 0) {
+		sh->saved[c] = pool.w[i];
+		pool.w[i] = sh->listed ? (float)fmax(sh->saved[c] - sh->draft_q[c] * ((double)total / 17592186044416.0), 0.0) : 0;
+	}
+	__syncthreads();
 	left = mass(sh, pool.w, pool.n);
 	if (left > 0)
 		return left;
-	subtract(sh, pool, 0, d, at, 1);
+	if (i >= 0)
+		pool.w[i] = sh->saved[c];
+	__syncthreads();
 	return total;
 }
 
-/* Decides a sampled row: the token, and in *accepted whether it is the draft (d NULL: there is none). */
+/* Decides a sampled row: the token, and in *accepted whether it is the one drafted (< 0: there is none; else load_draft came before). */
 static __device__ int decide_pool(struct choose_shared *sh, const struct td_sampling *set, const struct pool &pool, mass_t total, uint32_t position,
-				  const struct td_draft *d, int at, int *accepted)
+				  int drafted, int *accepted)
 {
-	if (d) {
-		double share = weight_of(sh, pool, d->token[at]) / ((double)total / 17592186044416.0), q = drafted_q(d, at);
+	if (drafted >= 0) {
+		int i = place_of(pool, drafted);
+		double share = (i >= 0 ? pool.w[i] : 0) / ((double)total / 17592186044416.0);
 
-		*accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
+		*accepted = sh->q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * sh->q < share;
 		if (*accepted)
-			return d->token[at];
-		total = residual(sh, pool, total, d, at);
+			return drafted;
+		total = residual(sh, pool, total);
 	}
 	return id_of(pool, draw(sh, pool.w, pool.n, total, td_uniform(set->seed, position, TD_DRAW)));
 }
@@ -426,24 +415,21 @@ static __device__ mass_t mass_of(const struct choose_shared *sh, const struct ad
 	return best == -INFINITY ? 0 : (mass_t)((double)units(weight(adjusted(a, logits[id], id), best, temperature)) * sh->scale[piece]);
 }
 
-/* Takes q out of the pieces' masses, noting the ids that have another one now, or leaves them when nothing would be left; returns how many. */
-static __device__ int residual_by_pieces(struct choose_shared *sh, const struct adjust &a, const float *logits, int vocab, float temperature,
-					 const struct td_draft *d, int at)
+/* Takes q out of the pieces' masses, noting what the ids' own became, or leaves them when nothing would be left; returns how many are noted. */
+static __device__ int residual_by_pieces(struct choose_shared *sh, const struct adjust &a, const float *logits, int vocab, float temperature)
 {
-	int listed = d->n_cand[at] > 0, n = listed ? min(d->n_cand[at], (int)TD_CAND_MAX) : 1, c = threadIdx.x, id;
+	int c = threadIdx.x, n = sh->n_draft, id = c < n ? sh->draft_id[c] : -1;
 	mass_t was = 0, now = 0, left = 0;
 
-	if (c < n) {
-		id = listed ? d->cand[at][c] : d->token[at];
-		if (id >= 0 && id < vocab) {
-			was = mass_of(sh, a, logits, temperature, id);
-			now = listed ? (mass_t)fmax((double)was - (double)d->q[at][c] * (double)sh->total, 0.0) : 0;
-		}
-		sh->cut_id[c] = id;
-		sh->cut_mass[c] = now;
-		if (was > now)
-			atomicAdd((mass_t *)&sh->mass[id / TD_SCRATCH_PIECE], now - was);
+	if (id >= 0 && id < vocab) {
+		was = mass_of(sh, a, logits, temperature, id);
+		now = sh->listed ? (mass_t)fmax((double)was - (double)sh->draft_q[c] * (double)sh->total, 0.0) : 0;
 	}
+	__syncthreads();
+	if (c < n)
+		sh->draft_mass[c] = now;
+	if (was > now)
+		atomicAdd((mass_t *)&sh->mass[id / TD_SCRATCH_PIECE], now - was);
 	__syncthreads();
 	for (int i = threadIdx.x & 31; i < PIECES; i += 32)
 		left += sh->mass[i] > 0 ? (mass_t)sh->mass[i] : 0;
@@ -451,7 +437,7 @@ static __device__ int residual_by_pieces(struct choose_shared *sh, const struct 
 		left += __shfl_xor_sync(~0u, left, k);
 	__syncthreads();
 	if (left == 0) {
-		if (c < n && was > now)
+		if (was > now)
 			atomicAdd((mass_t *)&sh->mass[id / TD_SCRATCH_PIECE], was - now);
 		n = 0;
 	} else if (threadIdx.x == 0) {
@@ -461,7 +447,7 @@ static __device__ int residual_by_pieces(struct choose_shared *sh, const struct 
 	return n;
 }
 
-/* An id by its mass: first its piece, then in there. `n_cut` ids have the mass that residual_by_pieces noted. */
+/* An id by its mass: first its piece, then in there. `n_cut` ids of the draft have the mass that residual_by_pieces noted. */
 static __device__ int draw_by_pieces(struct choose_shared *sh, const struct adjust &a, const float *logits, int vocab, float temperature, int n_cut, float u)
 {
 	enum { EACH = TD_SCRATCH_PIECE / CHOOSE };
@@ -481,7 +467,7 @@ static __device__ int draw_by_pieces(struct choose_shared *sh, const struct adju
 	for (int i = 0; i < EACH; i++) {
 		own[i] = from + i < vocab ? mass_of(sh, a, logits, temperature, from + i) : 0;
 		for (int c = 0; c < n_cut; c++)
-			own[i] = sh->cut_id[c] == from + i ? sh->cut_mass[c] : own[i];
+			own[i] = sh->draft_id[c] == from + i ? sh->draft_mass[c] : own[i];
 		mine += own[i];
 	}
 	/* The piece's mass was rounded as a whole: the place in it is a share. */
@@ -521,21 +507,18 @@ static __device__ int draw_by_pieces(struct choose_shared *sh, const struct adju
 
 /* As decide_pool, for settings that cut nothing away. */
 static __device__ int decide_by_pieces(struct choose_shared *sh, const struct sample_args &p, const struct td_sampling *set, const struct adjust &a, int row,
-				       uint32_t position, const struct td_draft *d, int at, int *accepted)
+				       uint32_t position, int drafted, int *accepted)
 {
 	const float *logits = p.logits + (size_t)row * p.ld;
 	int n_cut = 0;
 
-	if (d) {
-		int drafted = d->token[at];
-		double q = drafted_q(d, at), share = 0;
+	if (drafted >= 0) {
+		double share = drafted < p.vocab ? (double)mass_of(sh, a, logits, set->temperature, drafted) / (double)sh->total : 0;
 
-		if (drafted >= 0 && drafted < p.vocab)
-			share = (double)mass_of(sh, a, logits, set->temperature, drafted) / (double)sh->total;
-		*accepted = q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * q < share;
+		*accepted = sh->q > 0 && (double)td_uniform(set->seed, position, TD_ACCEPT) * sh->q < share;
 		if (*accepted)
 			return drafted;
-		n_cut = residual_by_pieces(sh, a, logits, p.vocab, set->temperature, d, at);
+		n_cut = residual_by_pieces(sh, a, logits, p.vocab, set->temperature);
 	}
 	return draw_by_pieces(sh, a, logits, p.vocab, set->temperature, n_cut, td_uniform(set->seed, position, TD_DRAW));
 }
@@ -589,29 +572,33 @@ static __device__ __forceinline__ int tops(const struct td_sampling *s, int voca
 	return min(n, vocab);
 }
 
-/* One row, as if those before it had been accepted; `found` is for row 0 .. rows-1 of the sequence. */
+/* One row, as if those before it had been accepted. */
 static __device__ __noinline__ void decide_row(struct choose_shared *sh, const struct sample_args &p, const struct td_seq &s, const struct td_sampling *set, int r)
 {
-	const struct td_draft *d = r + 1 < s.rows ? &p.draft[s.slot] : NULL;
-	int row = s.row0 + r, accepted = 0, token;
+	const struct td_draft *d = &p.draft[s.slot];
+	int row = s.row0 + r, accepted = 0, token, drafted = -1;
 	size_t at = (size_t)row * p.pieces;
 	uint32_t position = s.pos0 + r + 1;
 
+	if (r + 1 < s.rows)
+		drafted = d->token[r] < 0 ? INT32_MAX : d->token[r]; /* no id: never accepted */
 	if (greedy(set)) {
 		token = best_of_row(p.best + at, p.pieces).id;
-		accepted = d && token == d->token[r];
+		accepted = token == drafted;
 	} else {
 		struct adjust a;
 
-		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.draft[s.slot].token, r, 0, p.vocab, &sh->adjust);
+		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, d->token, r, 0, p.vocab, &sh->adjust);
+		if (r + 1 < s.rows)
+			load_draft(sh, d, r);
 		row_init(sh, p.best + at, p.piece + at, p.pieces, set->temperature);
 		if (!top_k_of(set, p.vocab) && !(set->top_p < 1) && !(set->min_p > 0) && sh->top.value != -INFINITY) {
-			token = decide_by_pieces(sh, p, set, a, row, position, d, r, &accepted);
+			token = decide_by_pieces(sh, p, set, a, row, position, drafted, &accepted);
 		} else {
 			struct pool pool;
 			mass_t total = pool_of_row(sh, p, set, a, row, 0, &pool);
 
-			token = decide_pool(sh, set, pool, total, position, d, r, &accepted);
+			token = decide_pool(sh, set, pool, total, position, drafted, &accepted);
 		}
 	}
 	if (threadIdx.x == 0) {

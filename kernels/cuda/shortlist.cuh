@@ -13,6 +13,9 @@
 
 #include "kernels/cuda/choose.cuh"
 
+/* Of -inf: what lies below is no value. */
+#define LEAST_KEY 0x007fffffu
+
 enum { SCAN = 256, SCAN_WARPS = SCAN / 32, RUNS = TD_SCRATCH_PIECE / SCAN / 4, OWN = 4 * RUNS /* values of a thread */, SHORT = 64 /* largest m */,
        PIECE_LIST = 256 };
 
@@ -113,21 +116,37 @@ static __device__ mass_t mass_of_piece(struct scan_shared *sh, const uint32_t ke
 	return sum;
 }
 
-/* The m-th largest of the threads' largest; the least key there is where fewer threads have one. */
+/* A key that at least m of the threads' largest reach, and not many more where there is such a one; 1 where fewer threads have a value. */
 static __device__ uint32_t threshold_of_piece(struct scan_shared *sh, uint32_t most, int m)
 {
-	int rank = 0;
-
 	sh->key[threadIdx.x] = most;
 	__syncthreads();
-#pragma unroll 8
-	for (int i = 0; i < SCAN; i++) {
-		uint32_t other = sh->key[i];
+	if (threadIdx.x < 32) { /* a bisection: `low` is reached by enough, `high` by too few */
+		uint32_t key[SCAN_WARPS], low = 1, high = 0;
 
-		rank += other > most || (other == most && i < (int)threadIdx.x);
+		for (int i = 0; i < SCAN_WARPS; i++) {
+			key[i] = sh->key[32 * i + threadIdx.x];
+			high = max(high, key[i]);
+			low = i == 0 || key[i] < low ? key[i] : low;
+		}
+		high = __reduce_max_sync(~0u, high) + 1;
+		low = max(__reduce_min_sync(~0u, low), 1u);
+		while (high - low > 1) {
+			uint32_t mid = low + (high - low) / 2;
+			int n = 0;
+
+			for (int i = 0; i < SCAN_WARPS; i++)
+				n += __popc(__ballot_sync(~0u, key[i] >= mid));
+			if (n >= m)
+				low = mid;
+			else
+				high = mid;
+			if (n >= m && n <= m + m / 8)
+				break;
+		}
+		if (threadIdx.x == 0)
+			sh->least = low;
 	}
-	if (rank == m - 1)
-		sh->least = most ? most : 1;
 	__syncthreads();
 	return sh->least;
 }
@@ -280,13 +299,16 @@ static __device__ mass_t short_row(struct choose_shared *sh, const struct td_sam
 		return 0;
 	if (!whole && kept < (top_k ? top_k : want))
 		return 0;
-	if (whole || top_k)
-		total = mass(sh, sh->list, n);
-	if (top_k) {
+	if (top_k)
 		cut(sh, sh->list, n, 0, top_k);
-		total = mass(sh, sh->list, n);
-	}
-	if (s->top_p < 1) {
+	if (top_k && top_k <= TD_CAND_MAX)
+		gather_few(sh, pool);
+	if (whole || top_k)
+		total = mass(sh, pool->w, pool->n);
+	if (s->top_p < 1 && pool->n <= TD_CAND_MAX) {
+		cut_few(*pool, nucleus(s, total));
+		total = mass(sh, pool->w, pool->n);
+	} else if (s->top_p < 1) {
 		mass_t limit = nucleus(s, total);
 
 		/* Where it reaches beyond the lists, all that they hold belongs to it: enough for a caller who wants so many. */

@@ -272,6 +272,8 @@ void check_sample(void)
 	many(1000, 990, 8, self || small ? 3 : 20);
 	many(50, 50, 6, self || small ? 3 : 10);
 	many(8192, 8185, 8, self || small ? 1 : 6);
+	if (!self)
+		many(66000, 65999, 3, small ? 2 : 6); /* lists of many pieces */
 	if (!self && !small)
 		many(248320, 248077, 4, 3);
 }
