@@ -88,6 +88,7 @@ struct td_bench_daemon_how {
 	const char *model, *drafter, *device; /* model: a folder or synthetic:NAME, which brings its drafter along; drafter NULL = none, else its own */
 	const char *weights; /* of model.weights; NULL = the daemon's choice */
 	const char *widths; /* of engine.widths; NULL = the daemon's choice */
+	const char *tokenizer; /* of model.tokenizer; NULL = the daemon's choice */
 	uint32_t slots, context; /* context 0: the daemon's choice */
 	uint32_t share; /* percent of a GPU's multiprocessors for each worker; 0: all */
 	int assume; /* with the lever target.assume, which random weights alone may have */

@@ -19,7 +19,7 @@
 
 struct td_bench_options {
 	struct td_list files;
-	const char *model, *drafter, *device, *html, *save, *widths;
+	const char *model, *drafter, *device, *html, *save, *widths, *tokenizer;
 	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share, keys;
 	int json, lossless, tune;
 };

@@ -254,8 +254,8 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		wrong = "option --draft-tokens takes a number from 1 on (without speculation is measured anyway)";
 	else if (o->lossless && b->draft_tokens != TD_BENCH_AUTO)
 		wrong = "--lossless goes through the numbers of drafts by itself";
-	else if (!o->model && o->drafter)
-		wrong = "--drafter goes with --model";
+	else if (!o->model && (o->drafter || o->tokenizer))
+		wrong = "--drafter and --tokenizer go with --model";
 	else if (o->model && b->common.socket)
 		wrong = "--model starts a daemon of its own: --socket means nothing with it";
 	if (wrong)
@@ -265,7 +265,8 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 
 static int with_own_daemon(struct td_bench *b, const struct td_bench_options *o)
 {
-	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .device = o->device, .slots = b->clients, .context = o->context};
+	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .tokenizer = o->tokenizer, .device = o->device, .slots = b->clients,
+					  .context = o->context};
 	struct td_bench_daemon d = {0};
 	int code = TD_EXIT_FAILED;
 
@@ -309,6 +310,7 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_TITLE, .help = "A daemon of its own:"},
 		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},
 		{TD_OPT_TEXT, "drafter", 0, "DIR", "with this drafter (default: none)", &o.drafter, 0, NULL, 0},
+		{TD_OPT_TEXT, "tokenizer", 0, "FILE", "with this tokenizer.json (default: the daemon's choice)", &o.tokenizer, 0, NULL, 0},
 		{TD_OPT_TEXT, "device", 0, "NAME", "on auto (default), cpu or cuda", &o.device, 0, NULL, 0},
 		{TD_OPT_COUNT, "context", 0, "N", "its engine.context (default: the daemon's choice)", &o.context, 0, NULL, 0},
 		{TD_OPT_END},

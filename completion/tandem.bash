@@ -64,10 +64,10 @@ _tandem() {
 		;;
 	bench)
 		case $prev in
-		--prompts|-p|--save|--widths|--html|--model|--drafter|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--prompts|-p|--save|--widths|--html|--model|--drafter|--tokenizer|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
 		--device) words="auto cpu cuda" ;;
 		--limit|--max-tokens|-n|--draft-tokens|-k|--clients|-c|--runs|--warmups|--requests|--max-clients|--ms|--keys|--threads|--sm-share|--context|--tenant) return ;;
-		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --runs --warmups --requests --max-clients --ms --keys --threads --sm-share --save --tune --widths --html --model --drafter --device --context --socket --tenant -h --help" ;;
+		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --runs --warmups --requests --max-clients --ms --keys --threads --sm-share --save --tune --widths --html --model --drafter --tokenizer --device --context --socket --tenant -h --help" ;;
 		esac
 		;;
 	esac

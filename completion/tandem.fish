@@ -120,6 +120,7 @@ complete -c tandem -n '__fish_seen_subcommand_from bench' -l widths -r -F -d 'wh
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l html -r -F -d 'write the figures as a page, drawn, that needs nothing else'
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l model -r -F -d 'serve this model for the time of the bench (synthetic:NAME: random'
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l drafter -r -F -d 'with this drafter (default: none)'
+complete -c tandem -n '__fish_seen_subcommand_from bench' -l tokenizer -r -F -d 'with this tokenizer.json (default: the daemon\'s choice)'
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l device -x -a 'auto cpu cuda' -d 'on auto (default), cpu or cuda'
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l context -x -d 'its engine.context (default: the daemon\'s choice)'
 complete -c tandem -n '__fish_seen_subcommand_from bench' -l socket -r -F -d 'the daemon\'s socket; else $TANDEM_SOCKET,'

@@ -18,7 +18,7 @@ bench() { # seconds, arguments
 	limit=$1
 	shift
 	start=$(date +%s)
-	timeout -k 10 "$limit" "$TANDEM" bench "$@" --device "$DEVICE" --ms "${MS:-20}" || echo "FAILED: tandem bench $*"
+	timeout -k 10 "$limit" "$TANDEM" bench "$@" --tokenizer "$ROOT/models/tiny/tokenizer.json" --device "$DEVICE" --ms "${MS:-20}" || echo "FAILED: tandem bench $*"
 	echo "($(($(date +%s) - start)) s)"
 }
 widths=$OUT/widths
