@@ -8,7 +8,7 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { PARTS = 0, TILES = 1 };
+	enum { TILES = 1 };
 
 	/* Where a lane reads next: rows g and g + 8 of a tile, column 8t of a chunk. Rows beyond the last are read as the last. */
 	template <int T> struct line {
@@ -46,7 +46,7 @@ struct bf16_format {
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, float acc[T][NT][4]) const
 		{
 #pragma unroll
 			for (int u = 0; u < UNITS; u++)
@@ -68,9 +68,6 @@ struct bf16_format {
 #pragma unroll 1
 			for (int k = (threadIdx.x & 31) * 128; k < bytes; k += 32 * 128)
 				prefetch_line((const char *)p.w + ((size_t)(tile0 * TILE + i) * p.in + c0 * CHUNK) * 2 + k);
-	}
-	template <int NT> static __device__ __forceinline__ void prepare(uint32_t, uint32_t, uint32_t, int)
-	{
 	}
 };
 

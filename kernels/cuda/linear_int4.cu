@@ -1,10 +1,10 @@
 /*
  * linear_int4.cu: y = W x for packed 4-bit weights and 1 to 64 rows, the same bits for a row in any company.
  *
- * Arithmetic: mma.m16n8k16 on bf16(16 + code), which is exact, and the bf16 activations. The sums of a group's columns begin at -24 times the sum of
- * the activations, so that they end at the sum of (code - 8) x; they are multiplied by the group's scale and added in float32. So the weight is
- * exactly (code - 8) * scale; all error is that of float32 sums (some 1e-6 relative, as up to 31 x is added and taken away) and of the last rounding.
- * Subtracting 8 from each weight instead would cost four instructions in eleven.
+ * Arithmetic: mma.m16n8k16 on bf16(code - 8), which is exact, and the bf16 activations; the float32 sum of a group's columns, or of the part of a group
+ * in a chunk, is multiplied by the group's scale and added in float32. So the weight is exactly (code - 8) * scale; all error is that of float32 sums
+ * (about 1e-6 relative) and of the last rounding to bf16. To start the sums at -24 times the activations' sum instead of taking 24 from each 16 + code
+ * saves one instruction in four of the loop and costs more than that in front of it, where nothing overlaps.
  *
  * Order in memory (made once by repack): tiles of 16 outputs; in a tile chunks of 128 columns, each 1,024 bytes of weights and then its scales:
  *	chunk = [half: 2][lane: 32] x 16 bytes; word 4 half + 2u' + i of lane (g, t): unit u = 2 half + u' (32 columns), product i (16 columns)
@@ -23,12 +23,18 @@ static int parts_of(const struct td_linear *w)
 	return td_pack_parts(w->group);
 }
 
-/* Eight codes -> four registers of two bf16(16 + code). */
+/* Eight codes -> four registers of two bf16(code - 8): bf16(16 + code) is a matter of bits, and taking 24 from it is exact. */
 static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 {
+	const uint32_t bias = 0x41c041c0u; /* 24, 24 */
+
 #pragma unroll
-	for (int r = 0; r < 4; r++)
-		a[r] = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
+	for (int r = 0; r < 4; r++) {
+		uint32_t v = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
+		__nv_bfloat162 d = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&v), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
+
+		a[r] = *reinterpret_cast<uint32_t *>(&d);
+	}
 }
 
 template <int P> struct int4_format {
@@ -71,7 +77,7 @@ template <int P> struct int4_format {
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t first_sh, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, float acc[T][NT][4]) const
 		{
 			float c[T][NT][4];
 
@@ -80,18 +86,8 @@ template <int P> struct int4_format {
 				uint4 x[NT];
 
 #pragma unroll
-				for (int n = 0; n < NT; n++) {
+				for (int n = 0; n < NT; n++)
 					x[n] = load16(x_sh + n * 8 * pitch + u * (UNIT * 2));
-					if (u % (UNITS / P) == 0) {
-						uint2 f = load8(first_sh + (u / (UNITS / P) * NT + n) * 32 + (threadIdx.x & 3) * 8);
-
-#pragma unroll
-						for (int m = 0; m < T; m++) {
-							c[m][n][0] = c[m][n][2] = __uint_as_float(f.x);
-							c[m][n][1] = c[m][n][3] = __uint_as_float(f.y);
-						}
-					}
-				}
 #pragma unroll
 				for (int m = 0; m < T; m++) {
 					uint4 v = w[m][u / 2];
@@ -101,6 +97,8 @@ template <int P> struct int4_format {
 					expand(u & 1 ? v.w : v.y, b);
 #pragma unroll
 					for (int n = 0; n < NT; n++) {
+						if (u % (UNITS / P) == 0)
+							c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
 						mma_bf16(c[m][n], a[0], a[1], a[2], a[3], x[n].x, x[n].y);
 						mma_bf16(c[m][n], b[0], b[1], b[2], b[3], x[n].z, x[n].w);
 					}
@@ -131,35 +129,6 @@ template <int P> struct int4_format {
 #pragma unroll 1
 			for (int k = (threadIdx.x & 31) * 128; k < chunks * BYTES; k += 32 * 128)
 				prefetch_line(from + k);
-		}
-	}
-
-	/* What the sums of a part start with: -24 times the activations' sum, (chunks, PARTS, NT, 8 rows) float. A warp takes four at a time. */
-	template <int NT> static __device__ __forceinline__ void prepare(uint32_t x_sh, uint32_t pitch, uint32_t first_sh, int chunks)
-	{
-		enum { SIDE = 4 };
-		const uint32_t one = 0x3f803f80u;
-		int l = threadIdx.x & 31, n_all = chunks * P * NT;
-
-		x_sh += (l >> 2) * pitch + (l & 3) * 16;
-#pragma unroll 1
-		for (int i0 = threadIdx.x / 32; i0 < n_all; i0 += SIDE * WARPS) {
-			float c[SIDE][4] = {};
-
-#pragma unroll
-			for (int u = 0; u < UNITS / P; u++)
-#pragma unroll
-				for (int j = 0; j < SIDE; j++) {
-					int i = min(i0 + j * WARPS, n_all - 1);
-					uint4 x = load16(x_sh + i % NT * 8 * pitch + i / NT * (CHUNK * 2 / P) + u * (UNIT * 2));
-
-					mma_bf16(c[j], one, one, one, one, x.x, x.y);
-					mma_bf16(c[j], one, one, one, one, x.z, x.w);
-				}
-#pragma unroll
-			for (int j = 0; j < SIDE; j++)
-				if (l < 4 && i0 + j * WARPS < n_all)
-					store8(first_sh + (i0 + j * WARPS) * 32 + l * 8, __float_as_uint(-24.0f * c[j][0]), __float_as_uint(-24.0f * c[j][1]));
 		}
 	}
 };
@@ -237,15 +206,11 @@ void td__cuda_int4_repack(struct td_dev *dev, const struct td_linear *w, int til
 	td__cuda_launched(dev, "packing INT4 weights");
 }
 
-/* Four codes of a row (registers r and r + 2) -> bf16(code - 8) * scale, rounded once. */
+/* Four weights of a row (registers r and r + 2), each rounded once. */
 static __device__ __forceinline__ uint2 scaled(uint32_t a, uint32_t b, __nv_bfloat162 scale)
 {
-	const uint32_t bias = 0x41c041c0u; /* 24, 24 */
-	__nv_bfloat162 lo = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&a), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
-	__nv_bfloat162 hi = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&b), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
+	__nv_bfloat162 lo = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&a), scale), hi = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&b), scale);
 
-	lo = __hmul2(lo, scale);
-	hi = __hmul2(hi, scale);
 	return make_uint2(*reinterpret_cast<uint32_t *>(&lo), *reinterpret_cast<uint32_t *>(&hi));
 }
 

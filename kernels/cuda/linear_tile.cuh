@@ -32,7 +32,8 @@ enum {
 	K_PARTS = 4,
 	N_PARTS = 3,
 	WARPS = K_PARTS * N_PARTS,
-	THREADS = WARPS * 32
+	THREADS = WARPS * 32,
+	ARRIVALS = 8 /* barriers on which activations arrive, at most */
 };
 
 struct linear_args {
@@ -101,25 +102,47 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b)
 template <class F, int NT, int T> struct linear_shape {
 	static constexpr int wide = N_PARTS * T * TILE, round = NT < 2 ? NT : 2; /* rows summed at once at a pass's end, in eights */
 	static constexpr size_t sums = (size_t)K_PARTS * round * 8 * (wide + 4) * 4; /* (K_PARTS, rows, wide + 4) */
-	static constexpr size_t chunk = (size_t)NT * 8 * CHUNK * 2 + F::PARTS * NT * 32, rest = NT * 8 * 64; /* (rows, pitch); F's own (chunks, PARTS, NT, 8) */
+	static constexpr size_t chunk = (size_t)NT * 8 * CHUNK * 2, rest = NT * 8 * 64; /* (rows, pitch) */
 };
 static __device__ __forceinline__ uint32_t row_pitch(const struct linear_args &p)
 {
 	return p.block_chunks * (CHUNK * 2) + 64;
 }
 
-/* Columns beyond the map's as zeroes. Returns whether there are any. */
-static __device__ __forceinline__ int pad_rows(const struct linear_args &p, uint32_t x_sh, uint32_t pitch, int rows, int c0, int chunks)
+/* Chunks that arrive together: a few steps' worth, so that the first need not wait for the last. */
+static __device__ __forceinline__ int arrival_chunks(const struct linear_args &p)
 {
-	int bytes = (p.in - c0 * CHUNK) * 2, wide = chunks * CHUNK * 2, left = (wide - bytes) / 16;
+	return (p.block_chunks + K_PARTS * ARRIVALS - 1) / (K_PARTS * ARRIVALS) * K_PARTS;
+}
 
-	for (int i = threadIdx.x; i < left * rows; i += THREADS) {
-		uint32_t at = x_sh + i / left * pitch + bytes + i % left * 16;
+/* Columns [first, end) of the slice's activations to x_sh by asynchronous copies of all threads; those beyond the map's as zeroes. */
+static __device__ __forceinline__ void copy_columns(uint32_t x_sh, uint32_t pitch, const bf16 *x, int ldx, int rows, int first, int end, int there)
+{
+	int n = (end - first) / 8;
 
-		store8(at, 0, 0);
-		store8(at + 8, 0, 0);
+	for (int i = threadIdx.x; i < n * rows; i += THREADS) {
+		int r = i / n, k = first + i % n * 8;
+
+		copy16_to(x_sh + r * pitch + k * 2, k < there ? x + (size_t)r * ldx + k : x, k < there ? 16 : 0);
 	}
-	return left > 0;
+	copy_commit();
+}
+
+/* The activations of the slice: by the engine as far as the map goes, the rest and without an engine by the threads, who then have all. */
+template <int NT>
+static __device__ __forceinline__ void copy_rows(const struct linear_args &p, uint32_t bar, uint32_t x_sh, uint32_t pitch, int row0, int c0, int chunks)
+{
+	const bf16 *x = p.x + (size_t)row0 * p.ldx + c0 * CHUNK;
+	int rows = min(NT * 8, p.rows - row0), there = min(chunks * CHUNK, p.in - c0 * CHUNK), wide = arrival_chunks(p) * CHUNK;
+
+	if (rows_by_engine() && threadIdx.x < 32)
+		for (int k = 0; k < there; k += wide)
+			rows_copy(bar + k / wide * 8, x_sh + k * 2, pitch, (const char *)(x + k), (size_t)p.ldx * 2, rows, min(wide, there - k) * 2);
+	if (rows_by_engine() && there == chunks * CHUNK)
+		return;
+	copy_columns(x_sh, pitch, x, p.ldx, rows, rows_by_engine() ? there : 0, chunks * CHUNK, there);
+	copy_wait<0>();
+	__syncthreads();
 }
 
 /* The sums of a pass, K_PARTS in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
@@ -182,54 +205,46 @@ template <int NT> static __device__ void add_slices(const struct linear_args &p,
 /* grid (groups of tiles, slices, groups of NT * 8 rows) */
 template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
 {
-	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations, F's own: linear_shape */
-	__shared__ __align__(8) uint64_t arrival;
+	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations: linear_shape */
+	__shared__ __align__(8) uint64_t arrival[ARRIVALS];
 	typedef struct linear_shape<F, NT, T> shape;
 	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = blockIdx.x * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
 	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), part = warp % K_PARTS;
-	int first = tile0 + warp / K_PARTS * T, steps = chunks > part ? div_up(chunks - part, K_PARTS) : 0, padded;
-	uint32_t bar = shared_address(&arrival), pitch = row_pitch(p), x_sh = shared_address(linear_sh) + (uint32_t)shape::sums,
-		 own_sh = x_sh + NT * 8 * pitch;
-	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16 + part * (CHUNK * 2);
+	int first = tile0 + warp / K_PARTS * T, wide = arrival_chunks(p);
+	uint32_t bar = shared_address(arrival), pitch = row_pitch(p), x_sh = shared_address(linear_sh) + (uint32_t)shape::sums;
+	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
 	typename F::template lane<T> even, odd;
 	typename F::template line<T> line;
 
-	if (threadIdx.x == 0)
-		rows_init(bar);
+	if (threadIdx.x < ARRIVALS)
+		rows_init(bar + threadIdx.x * 8);
 	line.start(p, first, min(c0 + part, p.chunks - 1));
 	even.load(p, line);
 	__syncthreads();
 	let_next_start();
 	after_previous();
-	rows_copy(bar, x_sh, pitch, p.x + (size_t)row0 * p.ldx + c0 * CHUNK, (size_t)p.ldx * 2, min(NT * 8, p.rows - row0),
-		  min(chunks * CHUNK, p.in - c0 * CHUNK) * 2);
-	padded = pad_rows(p, x_sh, pitch, NT * 8, c0, chunks);
+	copy_rows<NT>(p, bar, x_sh, pitch, row0, c0, chunks);
 	if (blockIdx.z == 0)
 		F::ask(p, tile0, tiles, c0, chunks);
-	rows_wait(bar);
-	if (!rows_by_engine() || padded)
-		__syncthreads();
-	F::template prepare<NT>(x_sh, pitch, own_sh, chunks);
-	__syncthreads();
 	for (int pass = 0; pass < tiles; pass += N_PARTS * T) {
 		float acc[T][NT][4] = {};
-		uint32_t x = at, own = own_sh + part * (F::PARTS * NT * 32);
 
-		for (int s = 0; s < steps; s += 2) {
-			if (s + 1 < steps) {
+		for (int c = part; c < chunks;) {
+			if (c + K_PARTS < chunks) {
 				line.step();
 				odd.load(p, line);
 			}
-			even.template multiply<NT>(x, pitch, own, acc);
-			if (s + 1 >= steps)
+			rows_wait(bar + c / wide * 8);
+			even.template multiply<NT>(at + c * (CHUNK * 2), pitch, acc);
+			if ((c += K_PARTS) >= chunks)
 				break;
-			if (s + 2 < steps) {
+			if (c + K_PARTS < chunks) {
 				line.step();
 				even.load(p, line);
 			}
-			odd.template multiply<NT>(x + K_PARTS * (CHUNK * 2), pitch, own + K_PARTS * (F::PARTS * NT * 32), acc);
-			x += 2 * K_PARTS * (CHUNK * 2);
-			own += 2 * K_PARTS * (F::PARTS * NT * 32);
+			rows_wait(bar + c / wide * 8);
+			odd.template multiply<NT>(at + c * (CHUNK * 2), pitch, acc);
+			c += K_PARTS;
 		}
 		if (pass + N_PARTS * T < tiles) {
 			line.start(p, first + pass + N_PARTS * T, min(c0 + part, p.chunks - 1));

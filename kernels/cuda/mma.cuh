@@ -199,51 +199,51 @@ template <int N> static __device__ __forceinline__ void copy_wait()
 }
 
 /*
- * Rows of device memory into shared memory, `pitch` bytes apart there: by the bulk copy engine where there is one, else by all threads' asynchronous
- * copies. One thread calls rows_init before a barrier of the block, then all threads call rows_copy once and rows_wait. After rows_wait a thread sees all
- * that the engine copied (rows_by_engine), or what it copied itself. Addresses and `bytes` are multiples of 16.
+ * Rows of device memory into shared memory by the bulk copy engine of compute capability 9.0 (rows_by_engine; on other GPUs asynchronous copies are the
+ * callers' matter). One thread calls rows_init for each barrier before a barrier of the block; then one warp calls rows_copy once for each, and any thread
+ * that was in rows_wait sees its rows. Addresses and `bytes` are multiples of 16; `pitch` and `step`: from row to row there and here.
  */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 static __device__ __forceinline__ bool rows_by_engine()
 {
-#if __CUDA_ARCH__ >= 900
 	return true;
-#else
-	return false;
-#endif
 }
 static __device__ __forceinline__ void rows_init(uint32_t bar)
 {
-#if __CUDA_ARCH__ >= 900
 	asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar) : "memory");
 	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
 }
-static __device__ __forceinline__ void rows_copy(uint32_t bar, uint32_t sh, uint32_t pitch, const void *gl, size_t step, int rows, int bytes)
+static __device__ __forceinline__ void rows_copy(uint32_t bar, uint32_t sh, uint32_t pitch, const char *gl, size_t step, int rows, int bytes)
 {
-#if __CUDA_ARCH__ >= 900
-	if (threadIdx.x >= 32)
-		return;
-	if (threadIdx.x == 0)
+	int lane = threadIdx.x & 31;
+
+	if (lane == 0)
 		asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(rows * bytes) : "memory");
 	__syncwarp();
-	for (int r = threadIdx.x; r < rows; r += 32)
+	for (int r = lane; r < rows; r += 32)
 		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sh + r * pitch),
-			     "l"((const char *)gl + r * step), "r"(bytes), "r"(bar)
+			     "l"(gl + r * step), "r"(bytes), "r"(bar)
 			     : "memory");
-#else
-	for (int i = threadIdx.x * 16; i < rows * bytes; i += blockDim.x * 16)
-		copy16_to(sh + i / bytes * pitch + i % bytes, (const char *)gl + i / bytes * step + i % bytes);
-	copy_commit();
-#endif
 }
 static __device__ __forceinline__ void rows_wait(uint32_t bar)
 {
-#if __CUDA_ARCH__ >= 900
 	asm volatile("{\n.reg .pred there;\nagain:\nmbarrier.try_wait.parity.shared.b64 there, [%0], 0;\n@!there bra again;\n}" ::"r"(bar) : "memory");
-#else
-	copy_wait<0>();
-#endif
 }
+#else
+static __device__ __forceinline__ bool rows_by_engine()
+{
+	return false;
+}
+static __device__ __forceinline__ void rows_init(uint32_t)
+{
+}
+static __device__ __forceinline__ void rows_copy(uint32_t, uint32_t, uint32_t, const char *, size_t, int, int)
+{
+}
+static __device__ __forceinline__ void rows_wait(uint32_t)
+{
+}
+#endif
 
 /* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
 static __device__ __forceinline__ void load_matrix(uint32_t r[4], const void *sh)

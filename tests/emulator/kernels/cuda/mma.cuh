@@ -194,15 +194,11 @@ static inline bool rows_by_engine()
 static inline void rows_init(uint32_t)
 {
 }
-static inline void rows_copy(uint32_t, uint32_t sh, uint32_t pitch, const void *gl, size_t step, int rows, int bytes)
+static inline void rows_copy(uint32_t, uint32_t, uint32_t, const char *, size_t, int, int)
 {
-	for (int i = threadIdx.x * 16; i < rows * bytes; i += blockDim.x * 16)
-		copy16_to(sh + i / bytes * pitch + i % bytes, (const char *)gl + i / bytes * step + i % bytes);
-	copy_commit();
 }
 static inline void rows_wait(uint32_t)
 {
-	copy_wait<0>();
 }
 static inline void load_matrix(uint32_t r[4], const void *sh)
 {
