@@ -86,13 +86,17 @@ struct td_linear_part {
 
 /* ---- the batch -------------------------------------------------------------------------------------------------------------------- */
 
+/* TD_COMMIT_END: the last rows are a prompt's last, and however the prompt is cut, what is left after its last whole block (of 256 on a GPU) comes in one
+ * step: such a rest may be multiplied as blocks are. */
+enum { TD_COMMIT_NONE, TD_COMMIT_ROWS, TD_COMMIT_END };
+
 /* One sequence's rows in this step. */
 struct td_seq {
 	int32_t slot; /* row of the page table, of the recurrent state, of drafts, counts, anchors, sampling */
 	int32_t row0, rows; /* its rows in the activations, consecutive */
 	int32_t pos0; /* absolute position of row0 */
 	int32_t replay; /* recurrent layers: rows of the previous block to commit before these (0..TD_BLOCK_MAX) */
-	int32_t commit; /* 1: all rows are final (prefill): state is written now; 0: rows wait in the ring (rows <= TD_BLOCK_MAX) */
+	int32_t commit; /* not 0: all rows are final (prefill): state is written now; 0: rows wait in the ring (rows <= TD_BLOCK_MAX) */
 };
 
 /* Set up by the caller, then handed to `batch_set` once, which fills `dev`. */

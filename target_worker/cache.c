@@ -16,12 +16,9 @@
 #include "engine/clock.h"
 #include "target_worker/internal.h"
 
-/* Where a part of a prompt may end, so that its rows are multiplied alike in any company: what the backends multiply as one block. */
-enum { PREFILL_UNIT = 256, PREFILL_UNIT_SMALL = 64 };
-
 int td__prefill_unit(const struct td_target *t)
 {
-	return t->shm->cfg.chunk < PREFILL_UNIT ? PREFILL_UNIT_SMALL : PREFILL_UNIT;
+	return t->shm->cfg.chunk < TD__UNIT ? TD__UNIT_SMALL : TD__UNIT;
 }
 
 static void tell(struct td_target *t)

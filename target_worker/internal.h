@@ -80,6 +80,8 @@ struct td_target {
 void td__target_table(struct td_target *t, int slot); /* the slot's row of the page table, to the device */
 
 /* cache.c: the prefix cache */
+/* Where a part of a prompt may end, so that its rows are multiplied alike in any company: what the backends multiply as one block. */
+enum { TD__UNIT = 256, TD__UNIT_SMALL = 64 };
 int td__prefill_unit(const struct td_target *t); /* tokens */
 int td__cache_create(struct td_target *t, struct td_error *err);
 void td__cache_clear(struct td_target *t);

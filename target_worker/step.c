@@ -188,7 +188,7 @@ static void prefill_plan(struct td_target *t, struct plan *p)
 		if (rows <= 0) /* no room for a unit of it, but perhaps for the end of another's prompt */
 			continue;
 		memcpy(t->ids_host + p->batch.n_rows, td_shm_ids(t->shm, slot) + best->fed, sizeof(int32_t) * (size_t)rows);
-		plan_add(p, slot, rows, best->fed, 0, 1);
+		plan_add(p, slot, rows, best->fed, 0, unit == TD__UNIT && best->fed + rows == best->n_prompt ? TD_COMMIT_END : TD_COMMIT_ROWS);
 		room -= rows;
 	}
 }

@@ -36,7 +36,7 @@ struct td_cuda_fault {
 	volatile int set, id, at, limit; /* a token id outside [0, limit) at this place; limit < 0: a negative id */
 };
 
-/* Rows row0 .. row0 + rows of the batch; rows is a multiple of TD_CUDA_LARGE. */
+/* Rows row0 .. row0 + rows of the batch: blocks of TD_CUDA_LARGE, and perhaps the rest of the prompt. */
 struct td_cuda_block {
 	int row0, rows;
 };
@@ -188,7 +188,7 @@ enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
 void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
-/* a multiple of TD_CUDA_LARGE rows: blocks of prompts */
+/* blocks of prompts and long rests of them */
 void td__cuda_dense(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 void td__cuda_dense_close(struct td_dev *);
 void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);

@@ -1,14 +1,14 @@
 /*
- * linear_dense.cu: products of whole blocks of a prompt's rows, by cuBLAS (its part cublasLt, which lets the algorithm be named).
+ * linear_dense.cu: products of whole blocks of a prompt's rows and of its rest, by cuBLAS (its part cublasLt, which lets the algorithm be named).
  *
  * INT4 weights are expanded to bf16 first, once for all rows of the call: whole where they stay in the L2 cache, else in a few equal pieces of the
  * outputs that do. On an H200 expanding 94 MB takes 38 us at once (as fast as memory can be written), 47 MB within the cache less than 10.
  *
- * A position's bits must not depend on the number of rows in its call: a prompt may be fed in any chunks of 256 (kernels.h). Algorithms that split no
+ * A position's bits must not depend on the number of rows in its call: a prompt may be fed in any chunks of 256 (kernels.h), its rest with the last. Algorithms that split no
  * sum add the columns in one order, so many of them give the same bits, and each gives a row the same in any call; but nothing written promises it.
  * So it is tried, on this very device and library, when the worker meets a shape for the first time (which is while it warms up): rows of random numbers
  * in one call and in several, for the library's own choices one after the other. The first whose bits hold is the shape's, and what other choices must
- * equal to be taken for fewer rows, where smaller tiles are faster. Where none holds, each call has exactly 256 rows. Nothing is chosen by time: a
+ * equal to be taken for fewer rows, where smaller tiles are faster. Where none holds, each call has exactly 256 rows, or the rest. Nothing is chosen by time: a
  * worker that starts again must come to the same.
  */
 #include <stdlib.h>
@@ -22,6 +22,7 @@ enum {
 	CHOICES = 8, /* of the library, that are tried for a number of rows */
 	TRY_OUT = 512, /* outputs in a trial */
 	TRY_ROWS = 2048, /* rows of it, where the columns leave room for so many */
+	ODD = 73, /* rows more in some calls, so that the trial ends with another odd number of them */
 };
 static const int size_rows[SIZES] = {256, 512, 1024, 2048};
 static const size_t whole_bytes = (size_t)50 << 20, piece_bytes = (size_t)32 << 20, room = (size_t)64 << 20;
@@ -207,7 +208,7 @@ static int choose(struct td_dev *dev, struct td_cuda_dense *d, int out)
 	d->most = 1 << 20;
 	for (int i = 0; able && i < n && !held; i++) {
 		held = trial_run(dev, d, &t, &algo[i], t.rows, t.whole) == CUBLAS_STATUS_SUCCESS && trial_equal(dev, d, &t, &algo[i], TD_CUDA_LARGE) &&
-		       trial_equal(dev, d, &t, &algo[i], 3 * TD_CUDA_LARGE);
+		       trial_equal(dev, d, &t, &algo[i], 3 * TD_CUDA_LARGE + ODD);
 		d->algo[SIZES - 1] = algo[i];
 	}
 	if (!held) {
@@ -220,7 +221,7 @@ static int choose(struct td_dev *dev, struct td_cuda_dense *d, int out)
 		d->algo[size] = d->algo[SIZES - 1];
 		n = choices(dev, d, out, size_rows[size], algo);
 		for (int i = 0; i < n; i++)
-			if (trial_equal(dev, d, &t, &algo[i], size_rows[size]) && trial_equal(dev, d, &t, &algo[i], t.rows)) {
+			if (trial_equal(dev, d, &t, &algo[i], size_rows[size]) && trial_equal(dev, d, &t, &algo[i], size_rows[size] + ODD)) {
 				d->algo[size] = algo[i];
 				break;
 			}
