@@ -292,6 +292,30 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 	}
 }
 
+/* Scores of 16 pairs with N * 8 keys from `key` on. */
+template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
+{
+	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+
+#pragma unroll
+	for (int n = 0; n < N; n++)
+#pragma unroll
+		for (int i = 0; i < 4; i++)
+			s[n][i] = 0;
+#pragma unroll 4
+	for (int kk = 0; kk < D / 16; kk++) {
+		uint32_t a[4], b[4];
+
+		load_matrix(a, q_sh + (q_at ^ kk << 4));
+#pragma unroll
+		for (int j = 0; j < N / 2; j++) {
+			load_matrix(b, k_sh + (k_at ^ kk << 4) + j * 16 * D);
+			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
+			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+		}
+	}
+}
+
 /* o += P V for 16 pairs and N * 8 dims from piece `c0` on; l += the sums of P's rows. */
 template <int D, int N>
 static __device__ __forceinline__ void weigh(float o[N][4], float l[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)

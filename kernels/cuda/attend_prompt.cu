@@ -1,24 +1,33 @@
 /*
  * attend_prompt.cu: attention of a prompt's whole blocks (TD_CUDA_LARGE positions that are final rows of one batch, as linear.cu has them).
  *
- * Work: a block takes the 16 W (row, query head) pairs of some consecutive rows at one kv head, W warps of 16 pairs each, and goes through all keys
- * they see in tiles of 64, in ascending order. Nothing is divided but pairs, so no partial results go through memory:
+ * Work: a block takes the 16 MT (row, query head) pairs of some consecutive rows at one kv head and goes through all keys they see, KEYS at a time, in
+ * ascending order. Nothing is divided but pairs, so no partial results go through memory. What limits is how often shared memory is read for a product, so
+ * a warp's share of each is as square as registers allow: 8 warps = MT / 2 groups of 32 pairs times PARTS parts, of the keys in one, of the dims in the other:
  *
- *	norm and rotary of q -> for each tile: fetch the next one behind S = Q K^T -> maximum -> P = exp2(S - maximum), in registers -> O += P V
+ *	norm and rotary of q -> for each step:	S = Q K^T -> maximum over the parts -> P = exp2(S - maximum) to shared memory, the next K meanwhile
+ *						O += P V, and the sums of P as one more column -> the next V
  *
- * The sums of P are one more column of that product. K and V come from the cache, where the append kernel has put this step's before. Blocks with the
- * most keys start first.
+ * K and V come from the cache, where the append kernel has put this step's before. Blocks with the most keys start first.
  *
- * Row invariance: a row's tiles begin at multiples of 64 from 0, whatever was cut; a tile that it can't see multiplies by 1 and adds 0, or is left out.
- * The sums' order differs from that of attend.cu, so which way a row takes is decided by its prompt alone, as for products (linear.cu).
+ * Row invariance: a row's steps begin at multiples of KEYS from 0, whatever was cut, and KEYS is the device's; keys that it can't see count 0. The sums' order
+ * differs from that of attend.cu, so which way a row takes is decided by its prompt alone, as for products (linear.cu).
  *
- * Bounds: with D = 256 a warp holds O in 128 registers a lane; each reads both tiles from shared memory for 16 pairs, 576 KB per 128 pairs and tile or
- * 4,600 cycles, against 3,300 of mma.sync: at most 440 TFLOP/s on an H200.
+ * A form with 16 pairs of all dims in each warp, P in registers, reached 230 TFLOP/s on an H200: each warp read all of K and V from shared memory.
  */
 #include "kernels/cuda/attend.cuh"
 
-/* Norm and rotary of a warp's own 16 pairs. */
-template <int D>
+enum { WARPS = 8, THREADS = WARPS * 32 };
+
+/* Shared memory: q (16 MT, D), K and V (KEYS, D), P (16 MT, KEYS), maxima (PARTS, 16 MT). With 64 keys, for small multiprocessors, P takes K's place. */
+template <int D, int MT, int KEYS> struct shape {
+	enum { PARTS = WARPS / (MT / 2), MINE = KEYS / PARTS /* keys of a warp */, COLS = D / PARTS, ALIAS = KEYS == TILE };
+	static constexpr size_t q = (size_t)MT * 16 * D, kv = (size_t)KEYS * D, p = ALIAS ? 0 : (size_t)MT * 16 * KEYS; /* elements */
+	static constexpr size_t bytes = (q + 2 * kv + p) * 2 + (size_t)PARTS * MT * 16 * 4;
+};
+
+/* Norm and rotary of 2 MT pairs a warp. */
+template <int D, int MT>
 static __device__ __forceinline__ void queries(const struct attend_args &p, const struct td_seq &s, int r0, int pairs, int kv_head, bf16 *q_sh,
 					       const float2 *turn_sh)
 {
@@ -27,8 +36,8 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 
 	norm_weights<D>(p.w, p.w.q_norm, lane, weight);
 #pragma unroll 4
-	for (int i = 0; i < 16; i++) {
-		int m = warp * 16 + i, r = m < pairs ? m / gqa : 0;
+	for (int i = 0; i < 2 * MT; i++) {
+		int m = warp * 2 * MT + i, r = m < pairs ? m / gqa : 0;
 		head_words<D> x = {};
 
 		if (m < pairs)
@@ -37,103 +46,161 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 	}
 }
 
-/* K and V of a page. */
-template <int D, int W> static __device__ __forceinline__ void fetch(const struct attend_args &p, int page, int kv_head, bf16 *sh)
+/* One step's keys or values. */
+template <int D, int KEYS>
+static __device__ __forceinline__ void fetch(const void *cache, const int page[KEYS / TILE], int kv_heads, int kv_head, bf16 *sh)
 {
-	size_t at = ((size_t)page * p.w.kv_heads + kv_head) * (TILE * D);
-	const bf16 *k = (const bf16 *)p.kv.k + at, *v = (const bf16 *)p.kv.v + at;
+#pragma unroll
+	for (int i = 0; i < KEYS / TILE; i++) {
+		const bf16 *from = (const bf16 *)cache + ((size_t)page[i] * kv_heads + kv_head) * (TILE * D);
 
 #pragma unroll 4
-	for (int i = threadIdx.x; i < TILE * D / 8; i += W * 32)
-		copy16(piece<D>(sh, i / (D / 8), i % (D / 8)), k + i * 8);
-#pragma unroll 4
-	for (int i = threadIdx.x; i < TILE * D / 8; i += W * 32)
-		copy16(piece<D>(sh + TILE * D, i / (D / 8), i % (D / 8)), v + i * 8);
+		for (int j = threadIdx.x; j < TILE * D / 8; j += THREADS)
+			copy16(piece<D>(sh, i * TILE + j / (D / 8), j % (D / 8)), from + j * 8);
+	}
 	copy_commit();
 }
 
-/* Scores to probabilities in place; the sums so far are multiplied where a maximum grew. `last` are the positions of the lane's two rows. */
-template <int D>
-static __device__ __forceinline__ void soften(float s[8][4], float o[D / 8][4], float l[4], float max[2], int base, const int last[2], float scale, int lane)
+/* Scores of 32 pairs with N * 8 keys. */
+template <int D, int N> static __device__ __forceinline__ void scores(float s[2][N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
 {
-	float keep[2];
+	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
 
 #pragma unroll
-	for (int half = 0; half < 2; half++) {
-		float m = max[half], sub;
+	for (int i = 0; i < 2; i++)
+#pragma unroll
+		for (int n = 0; n < N; n++)
+#pragma unroll
+			for (int k = 0; k < 4; k++)
+				s[i][n][k] = 0;
+#pragma unroll 2
+	for (int kk = 0; kk < D / 16; kk++) {
+		uint32_t a[2][4], b[4];
 
-		if (base + (int)TILE - 1 > last[half])
+		load_matrix(a[0], q_sh + (q_at ^ kk << 4));
+		load_matrix(a[1], q_sh + (q_at ^ kk << 4) + 16 * D);
 #pragma unroll
-			for (int n = 0; n < 8; n++)
+		for (int j = 0; j < N / 2; j++) {
+			load_matrix(b, k_sh + (k_at ^ kk << 4) + j * 16 * D);
 #pragma unroll
-				for (int i = 0; i < 2; i++)
-					if (base + n * 8 + 2 * (lane & 3) + i > last[half])
-						s[n][2 * half + i] = -INFINITY;
-#pragma unroll
-		for (int n = 0; n < 8; n++)
-			m = fmaxf(m, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-		m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
-		m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
-		keep[half] = fast_exp2((max[half] - m) * scale);
-		max[half] = m;
-		sub = m * scale;
-#pragma unroll
-		for (int n = 0; n < 8; n++)
-#pragma unroll
-			for (int i = 2 * half; i < 2 * half + 2; i++)
-				s[n][i] = fast_exp2(fmaf(s[n][i], scale, -sub));
-	}
-	if (!__any_sync(~0u, keep[0] != 1 || keep[1] != 1))
-		return;
-#pragma unroll
-	for (int k = 0; k < 4; k++) {
-		l[k] *= keep[k >> 1];
-#pragma unroll
-		for (int n = 0; n < D / 8; n++)
-			o[n][k] *= keep[k >> 1];
+			for (int i = 0; i < 2; i++) {
+				mma_bf16(s[i][2 * j], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
+				mma_bf16(s[i][2 * j + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
+			}
+		}
 	}
 }
 
-template <int D> static __device__ __forceinline__ void weigh(float o[D / 8][4], float l[4], const float s[8][4], bf16 *v_sh, int lane)
+/* The maximum of each of the warp's rows to max_sh. `last` is the last key that the first of its pairs sees; `gqa` pairs see as many. */
+template <int N> static __device__ __forceinline__ void mask(float s[2][N][4], int key, int pos, int m0, int gqa, float *max_sh, int lane)
 {
-	int at = corner<D>(lane & 15, lane >> 4);
+	int whole = key + N * 8 - 1 <= pos + m0 / gqa;
 
 #pragma unroll
-	for (int j = 0; j < 4; j++) {
-		uint32_t a[4] = {bf16_pair(s[2 * j][0], s[2 * j][1]), bf16_pair(s[2 * j][2], s[2 * j][3]), bf16_pair(s[2 * j + 1][0], s[2 * j + 1][1]),
-				 bf16_pair(s[2 * j + 1][2], s[2 * j + 1][3])};
+	for (int h = 0; h < 4; h++) {
+		int row = m0 + (h >> 1) * 16 + (h & 1) * 8 + (lane >> 2), last = whole ? 0 : pos + row / gqa;
+		float m = -INFINITY;
 
-		mma_bf16(l, a[0], a[1], a[2], a[3], BF16_ONES, BF16_ONES);
 #pragma unroll
-		for (int d = 0; d < D / 16; d++) {
-			uint32_t b[4];
+		for (int n = 0; n < N; n++)
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float *v = &s[h >> 1][n][2 * (h & 1) + i];
 
-			load_matrix_transposed(b, v_sh + (at ^ d << 4) + j * 16 * D);
-			mma_bf16(o[2 * d], a[0], a[1], a[2], a[3], b[0], b[1]);
-			mma_bf16(o[2 * d + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
+				if (!whole && key + n * 8 + 2 * (lane & 3) + i > last)
+					*v = -INFINITY;
+				m = fmaxf(m, *v);
+			}
+		m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
+		m = fmaxf(m, __shfl_xor_sync(~0u, m, 2));
+		if ((lane & 3) == 0)
+			max_sh[row] = m;
+	}
+}
+
+/* Scores to probabilities in p_sh; `keep` is what the sums so far are multiplied by. Each row sees key 0, so no maximum stays -inf. */
+template <int N, int PARTS, int KEYS>
+static __device__ __forceinline__ void soften(const float s[2][N][4], const float *max_sh, int rows, float max[4], float keep[4], bf16 *p_sh, int m0, int c0,
+					      float scale, int lane)
+{
+#pragma unroll
+	for (int h = 0; h < 4; h++) {
+		int row = m0 + (h >> 1) * 16 + (h & 1) * 8 + (lane >> 2);
+		float m = max[h], sub;
+
+#pragma unroll
+		for (int i = 0; i < PARTS; i++)
+			m = fmaxf(m, max_sh[i * rows + row]);
+		keep[h] = fast_exp2((max[h] - m) * scale);
+		max[h] = m;
+		sub = m * scale;
+#pragma unroll
+		for (int n = 0; n < N; n++) {
+			const float *v = &s[h >> 1][n][2 * (h & 1)];
+
+			*(uint32_t *)(piece<KEYS>(p_sh, row, c0 + n) + 2 * (lane & 3)) =
+				bf16_pair(fast_exp2(fmaf(v[0], scale, -sub)), fast_exp2(fmaf(v[1], scale, -sub)));
+		}
+	}
+}
+
+/* o += P V for 32 pairs and N * 8 dims from piece c0 on, after what is there was multiplied by `keep`; l: the sums of P's rows. */
+template <int D, int N, int KEYS>
+static __device__ __forceinline__ void weigh(float o[2][N][4], float l[2][4], const float keep[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
+{
+	int p_at = corner<KEYS>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
+
+	if (__any_sync(~0u, keep[0] != 1 || keep[1] != 1 || keep[2] != 1 || keep[3] != 1)) {
+#pragma unroll
+		for (int h = 0; h < 4; h++)
+#pragma unroll
+			for (int i = 2 * (h & 1); i < 2 * (h & 1) + 2; i++) {
+				l[h >> 1][i] *= keep[h];
+#pragma unroll
+				for (int n = 0; n < N; n++)
+					o[h >> 1][n][i] *= keep[h];
+			}
+	}
+#pragma unroll 2
+	for (int kk = 0; kk < KEYS / 16; kk++) {
+		uint32_t a[2][4], b[4];
+
+		load_matrix(a[0], p_sh + (p_at ^ kk << 4));
+		load_matrix(a[1], p_sh + (p_at ^ kk << 4) + 16 * KEYS);
+		mma_bf16(l[0], a[0][0], a[0][1], a[0][2], a[0][3], BF16_ONES, BF16_ONES);
+		mma_bf16(l[1], a[1][0], a[1][1], a[1][2], a[1][3], BF16_ONES, BF16_ONES);
+#pragma unroll
+		for (int d = 0; d < N / 2; d++) {
+			load_matrix_transposed(b, v_sh + (v_at ^ d << 4) + kk * 16 * D);
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				mma_bf16(o[i][2 * d], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
+				mma_bf16(o[i][2 * d + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
+			}
 		}
 	}
 }
 
 /* Divides, applies the gate, writes. */
-template <int D>
-static __device__ __forceinline__ void finish(const struct attend_args &p, const struct td_seq &s, const float o[D / 8][4], const float l[4], int r0,
-					      int pairs, int kv_head)
+template <int D, int N>
+static __device__ __forceinline__ void finish(const struct attend_args &p, const struct td_seq &s, const float o[2][N][4], const float l[2][4], int r0,
+					      int pairs, int kv_head, int m0, int col)
 {
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads;
+	int lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads;
 
 #pragma unroll
-	for (int half = 0; half < 2; half++) {
-		int m = warp * 16 + (lane >> 2) + 8 * half, h = kv_head * gqa + m % gqa;
+	for (int k = 0; k < 4; k++) {
+		int m = m0 + (k >> 1) * 16 + (k & 1) * 8 + (lane >> 2), h = kv_head * gqa + m % gqa;
 		size_t row = s.row0 + r0 + m / gqa;
-		const bf16 *gate = p.x + row * p.ldx + (2 * h + 1) * D + 2 * (lane & 3);
-		bf16 *out = p.out + row * p.ldo + h * D + 2 * (lane & 3);
+		const bf16 *gate = p.x + row * p.ldx + (2 * h + 1) * D + col + 2 * (lane & 3);
+		bf16 *out = p.out + row * p.ldo + h * D + col + 2 * (lane & 3);
+		float inverse = 1.0f / l[k >> 1][2 * (k & 1)];
 
 		if (m >= pairs)
 			continue;
 #pragma unroll
-		for (int n = 0; n < D / 8; n++) {
-			float a = o[n][2 * half] / l[2 * half], b = o[n][2 * half + 1] / l[2 * half];
+		for (int n = 0; n < N; n++) {
+			float a = o[k >> 1][n][2 * (k & 1)] * inverse, b = o[k >> 1][n][2 * (k & 1) + 1] * inverse;
 
 			if (p.w.gated) {
 				uint32_t w = *(const uint32_t *)(gate + n * 8);
@@ -147,14 +214,17 @@ static __device__ __forceinline__ void finish(const struct attend_args &p, const
 }
 
 /* grid (groups of rows, kv_heads, sequences) */
-template <int D, int W> static __global__ void __launch_bounds__(W * 32, 1) prompt_kernel(const struct attend_args p)
+template <int D, int MT, int KEYS> static __global__ void __launch_bounds__(THREADS, 1) prompt_kernel(const struct attend_args p)
 {
-	extern __shared__ __align__(1024) bf16 attend_sh[]; /* q (16 W, D), then stages of K and V (TILE, D) */
-	bf16 *q_sh = attend_sh, *ring = q_sh + W * 16 * D;
+	typedef shape<D, MT, KEYS> S;
+	enum { PARTS = S::PARTS, NK = S::MINE / 8, ND = S::COLS / 8, PAGES = KEYS / TILE, ROWS = MT * 16 };
+	extern __shared__ __align__(1024) bf16 attend_sh[];
+	bf16 *q_sh = attend_sh, *k_sh = q_sh + S::q, *v_sh = k_sh + S::kv, *p_sh = S::ALIAS ? k_sh : v_sh + S::kv;
+	float *max_sh = (float *)(v_sh + S::kv + S::p);
+	float2 *turn_sh = (float2 *)v_sh; /* until q is made */
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, kv_head = blockIdx.y, gqa = p.w.heads / p.w.kv_heads, half = p.w.rotary_dim / 2;
-	int r0 = (gridDim.x - 1 - blockIdx.x) * p.rows_per_group, rows, tiles, page, last[2], two = p.slots == 4;
-	float2 *turn_sh = (float2 *)(ring + (two ? 2 * TILE * D : 0)); /* in the stage that is filled last */
-	float o[D / 8][4] = {}, l[4] = {}, max[2] = {-INFINITY, -INFINITY}, sc[8][4];
+	int m0 = warp % (MT / 2) * 32, part = warp / (MT / 2), r0 = (gridDim.x - 1 - blockIdx.x) * p.rows_per_group, rows, steps, pos, page[PAGES];
+	float o[2][ND][4] = {}, l[2][4] = {}, max[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY}, keep[4], sc[2][NK][4];
 	const int32_t *table;
 	struct td_seq s;
 
@@ -164,66 +234,66 @@ template <int D, int W> static __global__ void __launch_bounds__(W * 32, 1) prom
 	rows = min(s.rows - r0, p.rows_per_group);
 	if (rows <= 0)
 		return;
-	tiles = (s.pos0 + r0 + rows - 1) / TILE + 1;
+	pos = s.pos0 + r0;
+	steps = (pos + rows - 1) / KEYS + 1; /* all pages of the last one are there: blocks end at multiples of it */
 	table = p.kv.table + (size_t)s.slot * p.kv.max_pages;
-	if (two)
-		fetch<D, W>(p, table[0], kv_head, ring);
-	page = table[two && tiles > 1];
-	for (int r = warp; r < rows; r += W)
-		turns(p.w, s.pos0 + r0 + r, turn_sh + r * half, lane, 32);
+	for (int j = 0; j < PAGES; j++)
+		page[j] = table[j];
+	fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
+	for (int r = warp; r < rows; r += WARPS)
+		turns(p.w, pos + r, turn_sh + r * half, lane, 32);
 	__syncthreads();
-	queries<D>(p, s, r0, rows * gqa, kv_head, q_sh, turn_sh);
-	for (int i = 0; i < 2; i++)
-		last[i] = s.pos0 + r0 + (warp * 16 + (lane >> 2) + 8 * i) / gqa;
-	for (int i = 0; i < tiles; i++) {
-		bf16 *k_sh = ring + (two ? i & 1 : 0) * (2 * TILE * D);
-
-		if (!two) {
-			__syncthreads();
-			fetch<D, W>(p, page, kv_head, ring);
-			page = table[min(i + 1, tiles - 1)];
-		}
-		copy_wait<0>();
+	queries<D, MT>(p, s, r0, rows * gqa, kv_head, q_sh, turn_sh);
+	__syncthreads();
+	fetch<D, KEYS>(p.kv.v, page, p.w.kv_heads, kv_head, v_sh);
+	for (int i = 0; i < steps; i++) {
+		copy_wait<1>();
 		__syncthreads();
-		if (two && i + 1 < tiles) {
-			fetch<D, W>(p, page, kv_head, ring + (~i & 1) * (2 * TILE * D));
-			page = table[min(i + 2, tiles - 1)];
-		}
-		if (i * TILE > s.pos0 + r0 + (warp * 16 + 15) / gqa) /* none of the warp's rows sees it */
-			continue;
-		scores<D, 8>(sc, q_sh, warp * 16, k_sh, 0, lane);
-		soften<D>(sc, o, l, max, i * TILE, last, p.scale, lane);
-		weigh<D>(o, l, sc, k_sh + TILE * D, lane);
+		for (int j = 0; j < PAGES; j++)
+			page[j] = table[min(i + 1, steps - 1) * PAGES + j];
+		scores<D, NK>(sc, q_sh, m0, k_sh, part * S::MINE, lane);
+		mask<NK>(sc, i * KEYS + part * S::MINE, pos, m0, gqa, max_sh + part * ROWS, lane);
+		__syncthreads();
+		if (!S::ALIAS)
+			fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
+		soften<NK, PARTS, KEYS>(sc, max_sh, ROWS, max, keep, p_sh, m0, part * NK, p.scale, lane);
+		copy_wait<S::ALIAS ? 0 : 1>();
+		__syncthreads();
+		weigh<D, ND, KEYS>(o, l, keep, p_sh, m0, v_sh, part * ND, lane);
+		__syncthreads();
+		if (S::ALIAS)
+			fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
+		fetch<D, KEYS>(p.kv.v, page, p.w.kv_heads, kv_head, v_sh);
 	}
-	finish<D>(p, s, o, l, r0, rows * gqa, kv_head);
+	copy_wait<0>();
+	finish<D, ND>(p, s, o, l, r0, rows * gqa, kv_head, m0, part * S::COLS);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------------ */
 
-template <int D, int W> static void launch(struct td_dev *dev, struct attend_args p, const struct td_batch *b, int rows)
+template <int D, int MT, int KEYS> static void launch(struct td_dev *dev, struct attend_args p, const struct td_batch *b, int rows)
 {
-	const size_t q = (size_t)W * 16 * D * 2, stage = (size_t)2 * TILE * D * 2;
-	int turned = (int)(stage / ((size_t)p.w.rotary_dim / 2 * 8 + 1)), fit = W * 16 / (p.w.heads / p.w.kv_heads);
+	typedef shape<D, MT, KEYS> S;
+	int turned = (int)(S::kv * 2 / ((size_t)p.w.rotary_dim / 2 * 8 + 1)), fit = MT * 16 / (p.w.heads / p.w.kv_heads);
 	static int allowed; /* once per kernel */
 
-	p.slots = q + 2 * stage <= dev->shared_max ? 4 : 2;
 	p.rows_per_group = fit < turned ? fit : turned;
 	if (!allowed)
-		td__cuda_shared(dev, prompt_kernel<D, W>, q + p.slots / 2 * stage);
+		td__cuda_shared(dev, prompt_kernel<D, MT, KEYS>, S::bytes);
 	allowed = 1;
-	td__cuda_launch(dev, "attention of a prompt", prompt_kernel<D, W>, dim3(div_up(rows, p.rows_per_group), p.w.kv_heads, b->n_seq), W * 32,
-			q + p.slots / 2 * stage, p);
+	td__cuda_launch(dev, "attention of a prompt", prompt_kernel<D, MT, KEYS>, dim3(div_up(rows, p.rows_per_group), p.w.kv_heads, b->n_seq), THREADS,
+			S::bytes, p);
 }
 
-/* Eight warps share a tile where there are rows enough for most multiprocessors, and memory for their q. */
+/* Steps of 128 keys where memory allows; groups of 128 pairs where there are rows enough for most multiprocessors. */
 template <int D> static void launch_any(struct td_dev *dev, const struct attend_args &p, const struct td_batch *b, int rows, int all)
 {
-	int blocks = div_up(all * p.w.heads, 128);
-
-	if (blocks * 4 >= dev->sms * 3 && (size_t)(8 * 16 + 4 * TILE) * D * 2 <= dev->shared_max)
-		launch<D, 8>(dev, p, b, rows);
+	if (shape<D, 8, 2 * TILE>::bytes > dev->shared_max)
+		launch<D, 4, TILE>(dev, p, b, rows);
+	else if (div_up(all * p.w.heads, 128) * 4 >= dev->sms * 3)
+		launch<D, 8, 2 * TILE>(dev, p, b, rows);
 	else
-		launch<D, 4>(dev, p, b, rows);
+		launch<D, 4, 2 * TILE>(dev, p, b, rows);
 }
 
 void td__attend_prompt(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b)
