@@ -55,15 +55,15 @@ static void attention(struct td__bench *b)
 	w.attn.k_norm = td__bench_floats(b, &w, c->head_dim);
 	w.attn.inv_freq = td__bench_floats(b, &w, c->head_dim / 2 + 1);
 	td__bench_cache(b, &w, kv);
-	w.x = td__bench_tensor(b, &w, b->ops->act, rows, q + 2 * kv);
-	w.y = td__bench_tensor(b, &w, b->ops->act, rows, q);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, q + 2 * kv);
+	w.y = td__bench_rows(b, &w, b->ops->act, rows, q);
 	td__bench_batch(b, &w, rows, 0);
 	snprintf(shape, sizeof(shape), "%d and %d heads of %d, %d keys", c->heads, c->kv_heads, c->head_dim, b->context);
 	td__bench_note(b, "draft attention", rows, shape, cache + rows * act * (2 * q + 2 * kv), 4.0 * rows * q * b->context, td__bench_measure(b, op_attention, &w),
 		       w.copies * cache >= (double)TD__COLD_BYTES / 2);
 	snprintf(shape, sizeof(shape), "%d heads of %d", c->kv_heads, c->head_dim);
 	for (int i = 0; i < 2; i++) {
-		w.x = td__bench_tensor(b, &w, b->ops->act, append[i], 2 * kv);
+		w.x = td__bench_rows(b, &w, b->ops->act, append[i], 2 * kv);
 		td__bench_batch(b, &w, append[i], 0);
 		td__bench_note(b, "draft append", append[i], shape, append[i] * act * 4 * kv, 0, td__bench_measure(b, op_append, &w), 0);
 	}

@@ -29,7 +29,7 @@ struct td__bench {
 	struct td_target_config cfg;
 	struct td_drafter_config draft;
 	int context, ms, chunk; /* chunk: rows of a prefill step */
-	uint32_t random;
+	uint32_t random, steps; /* steps: numbers of recorded ones */
 	struct td__result result[TD__RESULTS_MAX];
 	int n;
 	double bandwidth, arithmetic; /* roofs measured without our kernels, per microsecond; 0: none was */
@@ -63,6 +63,7 @@ typedef void td__bench_op(struct td__bench *b, struct td__work *w);
 void *td__bench_device(struct td__bench *b, struct td__work *w, size_t bytes); /* zeroed */
 void td__bench_release(struct td__bench *b, struct td__work *w);
 struct td_tensor td__bench_tensor(struct td__bench *b, struct td__work *w, enum td_dtype type, int rows, int cols);
+struct td_tensor td__bench_rows(struct td__bench *b, struct td__work *w, enum td_dtype type, int rows, int cols); /* memory of a whole block at least */
 const float *td__bench_floats(struct td__bench *b, struct td__work *w, int n);
 /* One sequence whose last row is at the end of the context. */
 void td__bench_batch(struct td__bench *b, struct td__work *w, int rows, int replay);

@@ -56,8 +56,8 @@ void td__bench_linear(struct td__bench *b, const char *name, const struct td_lin
 	for (int i = 0; i < 3 && rows[i] && !b->err.code; i++) {
 		double n = rows[i];
 
-		w.x = td__bench_tensor(b, &w, b->ops->act, rows[i], s->in);
-		w.y = td__bench_tensor(b, &w, result, rows[i], s->out);
+		w.x = td__bench_rows(b, &w, b->ops->act, rows[i], s->in);
+		w.y = td__bench_rows(b, &w, result, rows[i], s->out);
 		td__bench_batch(b, &w, rows[i], 0);
 		td__bench_note(b, name, rows[i], shape, bytes + n * (s->in * act + s->out * to), 2 * n * s->in * s->out, td__bench_measure(b, td__bench_op_linear, &w),
 			       w.copies * bytes >= (double)TD__COLD_BYTES / 2);
@@ -124,9 +124,9 @@ static void gdn(struct td__bench *b, int rows, int replay)
 	w.gdn.dt_bias = td__bench_floats(b, &w, c->v_heads);
 	w.gdn.norm = td__bench_floats(b, &w, c->v_dim);
 	states(b, &w, (size_t)state, (size_t)conv);
-	w.x = td__bench_tensor(b, &w, b->ops->act, rows, conv + v);
-	w.z = td__bench_tensor(b, &w, b->ops->act, rows, 2 * c->v_heads);
-	w.y = td__bench_tensor(b, &w, b->ops->act, rows, v);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, conv + v);
+	w.z = td__bench_rows(b, &w, b->ops->act, rows, 2 * c->v_heads);
+	w.y = td__bench_rows(b, &w, b->ops->act, rows, v);
 	td__bench_batch(b, &w, rows, replay);
 	snprintf(shape, sizeof(shape), "%d heads of %d x %d, replay %d", c->v_heads, c->k_dim, c->v_dim, replay);
 	td__bench_note(b, "delta rule", rows, shape, 2 * 4 * state + rows * act * (conv + 2 * v), (rows + replay) * 6 * state, td__bench_measure(b, op_gdn, &w),
@@ -152,8 +152,8 @@ static void attention(struct td__bench *b, int rows)
 	w.attn.k_norm = td__bench_floats(b, &w, c->head_dim);
 	w.attn.inv_freq = td__bench_floats(b, &w, c->rotary_dim / 2 + 1);
 	td__bench_cache(b, &w, kv);
-	w.x = td__bench_tensor(b, &w, b->ops->act, rows, 2 * q + 2 * kv);
-	w.y = td__bench_tensor(b, &w, b->ops->act, rows, q);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, 2 * q + 2 * kv);
+	w.y = td__bench_rows(b, &w, b->ops->act, rows, q);
 	td__bench_batch(b, &w, rows, 0);
 	snprintf(shape, sizeof(shape), "%d and %d heads of %d, %d keys", c->heads, c->kv_heads, c->head_dim, b->context);
 	/* keys that a row sees, not all there are: in prefill that is a good part of the arithmetic */
@@ -187,14 +187,14 @@ static void small(struct td__bench *b, int rows)
 	td__bench_batch(b, &w, rows, 0);
 	w.ids = td__bench_device(b, &w, (size_t)rows * sizeof(int32_t));
 	w.table = td__bench_tensor(b, &w, TD_BF16, 1, c->hidden); /* row 0 again and again: the table itself would be the head's size */
-	w.y = td__bench_tensor(b, &w, b->ops->act, rows, c->hidden);
+	w.y = td__bench_rows(b, &w, b->ops->act, rows, c->hidden);
 	snprintf(shape, sizeof(shape), "%d", c->hidden);
 	td__bench_note(b, "embed", rows, shape, rows * (act + 2) * c->hidden, 0, td__bench_measure(b, op_embed, &w), 0);
-	w.x = td__bench_tensor(b, &w, b->ops->act, rows, c->hidden);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, c->hidden);
 	w.norm = td__bench_floats(b, &w, c->hidden);
 	td__bench_note(b, "norm", rows, shape, rows * act * 2 * c->hidden, 4.0 * rows * c->hidden, td__bench_measure(b, op_norm, &w), 0);
-	w.x = td__bench_tensor(b, &w, b->ops->act, rows, 2 * c->intermediate);
-	w.y = td__bench_tensor(b, &w, b->ops->act, rows, c->intermediate);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, 2 * c->intermediate);
+	w.y = td__bench_rows(b, &w, b->ops->act, rows, c->intermediate);
 	snprintf(shape, sizeof(shape), "%d", c->intermediate);
 	td__bench_note(b, "swiglu", rows, shape, rows * act * 3 * c->intermediate, 8.0 * rows * c->intermediate, td__bench_measure(b, op_swiglu, &w), 0);
 	td__bench_release(b, &w);
