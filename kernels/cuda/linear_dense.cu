@@ -18,6 +18,7 @@
 
 enum {
 	ROUND = 64, /* outputs of a piece: a multiple */
+	LEAST_OUT = 1280, /* and no fewer, where there is room */
 	SIZES = 4,
 	CHOICES = 8, /* of the library, that are tried for a number of rows */
 	TRY_OUT = 512, /* outputs in a trial */
@@ -231,11 +232,12 @@ static int choose(struct td_dev *dev, struct td_cuda_dense *d, int out)
 
 /* ---- shapes, pieces, calls ----------------------------------------------------------------------------------------------------------- */
 
-/* Outputs of a piece of the weights: all of them, unless they are expanded and would not stay in the L2 cache. */
+/* Outputs of a piece of the weights: all of them, unless they are expanded and would not stay in the L2 cache; of long rows not so few that the
+ * multiprocessors have nothing to do. */
 static int piece(const struct td_linear *w)
 {
-	size_t row = (size_t)w->in * 2;
-	int most = (int)(piece_bytes / row) / ROUND * ROUND, pieces = div_up(w->out, most > ROUND ? most : ROUND);
+	size_t row = (size_t)w->in * 2, bytes = row * LEAST_OUT < piece_bytes ? piece_bytes : row * LEAST_OUT < room ? row * LEAST_OUT : room;
+	int most = (int)(bytes / row) / ROUND * ROUND, pieces = div_up(w->out, most > ROUND ? most : ROUND);
 
 	return w->kind == TD_W_BF16 || row * w->out <= whole_bytes ? w->out : div_up(div_up(w->out, pieces), ROUND) * ROUND;
 }
