@@ -29,23 +29,25 @@
  */
 #include "kernels/cuda/gdn.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24, MAX_SLICES = 4 };
+enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24, MAX_SLICES = 4 };
 
 /*
  * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice | z of the slice] in pieces of
  * eight channels, of which tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
  */
 struct __align__(16) gate {
-	float decay, beta, kq, none;
+	float decay, beta, kq, both; /* both: -beta * decay */
 };
 template <int KD> struct window {
 	enum { KEPT = (2 * KD + COLS) / 8, PIECES = KEPT + COLS / 8 };
 	uint4 raw[RING * PIECES];
 	float k[WINDOW * KD], q[WINDOW * KD], v[WINDOW * COLS];
 	struct gate gate[WINDOW];
-	float o[WINDOW * COLS * SHARES];
+	float o[WINDOW * COLS * PARTS];
 	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
-	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head */
+	float norm[COLS]; /* weights of the gated norm */
+	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head, counted by */
+	uint64_t inbox;
 };
 
 /* Where a thread's work lies. Value heads of VD columns, or of any number where VD is 0. */
@@ -72,15 +74,17 @@ template <int KD, int VD> static __device__ __forceinline__ struct place find_pl
 	return at;
 }
 
-template <int KD> static __device__ __forceinline__ void load_taps(const struct gdn_args &p, const struct place &at, float4 *taps)
+template <int KD> static __device__ __forceinline__ void load_weights(const struct gdn_args &p, const struct place &at, struct window<KD> &x)
 {
 	enum { N = KD / 32 };
 	const float4 *w = (const float4 *)p.w.conv;
 
+	if ((int)threadIdx.x < COLS)
+		x.norm[threadIdx.x] = at.col0 + (int)threadIdx.x < at.v_dim ? p.w.norm[at.col0 + threadIdx.x] : 0.0f;
 	for (int i = threadIdx.x; i < 2 * KD + COLS; i += THREADS) {
 		int lane = i & 31, c = i / 32 % N, col = at.col0 + lane < at.v_dim ? lane : 0;
 
-		taps[i] = w[i >= 2 * KD ? at.channel + col : ((i / KD) * p.w.k_heads + at.k_head) * KD + lane * N + c];
+		x.taps[i] = w[i >= 2 * KD ? at.channel + col : ((i / KD) * p.w.k_heads + at.k_head) * KD + lane * N + c];
 	}
 }
 
@@ -139,7 +143,12 @@ static __device__ __forceinline__ void make_gate(const struct place &at, float v
 {
 	float beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
 
-	*(at.lane < WINDOW ? &x.gate[at.lane].beta : &x.gate[at.lane - WINDOW].decay) = at.lane < WINDOW ? beta : decay;
+	decay = __shfl_xor_sync(~0u, decay, WINDOW);
+	if (at.lane < WINDOW) {
+		x.gate[at.lane].decay = decay;
+		x.gate[at.lane].beta = beta;
+		x.gate[at.lane].both = -beta * decay;
+	}
 }
 
 /* Convolution, silu and norms of token t of a window that begins at token t0 of the stream, by a warp. */
@@ -179,29 +188,29 @@ template <int KD> static __device__ __forceinline__ void prepare(const struct pl
 
 /*
  * n tokens on this lane's part of its column. k of a token is kept in registers from its dot product to its update, and there the next token's takes
- * its place. Each token leaves a share of o for two parts.
+ * its place. Each token leaves this part's share of o.
  */
 template <int KD> static __device__ __forceinline__ void step(struct window<KD> &x, const struct place &at, int n, float state[KD / PARTS])
 {
 	enum { RUNS = KD / (4 * PARTS) };
 	const float4 *k_sh = (const float4 *)x.k + at.part, *q_sh = (const float4 *)x.q + at.part;
-	float *o_sh = x.o + at.col * SHARES + at.part / 2, once = at.part == 0 ? 1.0f : 0.0f;
+	float *o_sh = x.o + at.col * PARTS + at.part, once = __shfl_sync(~0u, at.part == 0 ? 1.0f : 0.0f, at.lane); /* or it would be made anew each time */
 	float4 k[RUNS];
 
 #pragma unroll
 	for (int j = 0; j < RUNS; j++)
 		k[j] = k_sh[j * PARTS];
-#pragma unroll 1
+#pragma unroll 2
 	for (int t = 0; t < n; t++) {
 		struct gate g = x.gate[t];
-		float v = x.v[t * COLS + at.col], r[4] = {}, e[4] = {}, d;
+		float v = x.v[t * COLS + at.col] * g.beta, r[4] = {}, e[4] = {}, d;
 		float4 q[RUNS];
 
 #pragma unroll
 		for (int j = 0; j < RUNS; j++)
 			q[j] = q_sh[j * PARTS];
 		q_sh += KD / 4;
-		k_sh += t + 1 < n ? KD / 4 : 0;
+		k_sh += KD / 4; /* behind the last token lies something else, which is read and not used */
 #pragma unroll
 		for (int j = 0; j < RUNS; j++) {
 			r[0] = fmaf(state[j * 4], k[j].x, r[0]);
@@ -223,7 +232,7 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 #pragma unroll
 		for (int i = 0; i < KD / PARTS; i++)
 			state[i] *= g.decay;
-		d = g.beta * fmaf(-g.decay, d, v);
+		d = fmaf(g.both, d, v);
 #pragma unroll
 		for (int j = 0; j < RUNS; j++) {
 			state[j * 4] = fmaf(k[j].x, d, state[j * 4]);
@@ -233,20 +242,19 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 			k[j] = k_sh[j * PARTS];
 		}
 		e[0] = (e[0] + e[1]) + (e[2] + e[3]);
-		e[0] += __shfl_xor_sync(~0u, e[0], 1);
-		if (at.part % 2 == 0)
-			*o_sh = fmaf(g.decay, e[0], d * (g.kq * once));
-		o_sh += COLS * SHARES;
+		*o_sh = fmaf(g.decay, e[0], d * (g.kq * once));
+		o_sh += COLS * PARTS;
 	}
 }
 
 /* Two neighbouring columns of o of a window's row, from their shares. */
 static __device__ __forceinline__ float2 sum_shares(const float *o_sh, int row, int col)
 {
-	const float4 *share = (const float4 *)(o_sh + (row * COLS + col) * SHARES);
-	float4 a = share[0], b = share[1];
+	const float4 *share = (const float4 *)(o_sh + (row * COLS + col) * PARTS);
+	float4 a = share[0], b = share[1], c = share[2], d = share[3];
 
-	return make_float2((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
+	static_assert(PARTS == 8, "two words of four for each column");
+	return make_float2(((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)), ((c.x + c.y) + (c.z + c.w)) + ((d.x + d.y) + (d.z + d.w)));
 }
 
 /*
@@ -258,29 +266,26 @@ static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p,
 						       struct window<KD> &x)
 {
 	int row = threadIdx.x / (COLS / 2), lane = threadIdx.x % (COLS / 2), slice = at.col0 / COLS;
-	float2 o = {}, w = {};
-	float sum = 0;
+	float2 o = {};
+	float sum;
 
-	cluster_wait(); /* the others have started */
-	if (row < n) {
-		w = *(const float2 *)(p.w.norm + at.col0 + lane * 2);
+	cluster_wait(); /* the others have started, and made their inboxes */
+	if (at.warp >= WINDOW * COLS / 64)
+		return;
+	if (row < n)
 		o = sum_shares(x.o, row, lane * 2);
-	}
-	if (row < WINDOW) {
-		float part = slice_squares(o);
-
-		if (lane < at.slices)
-			cluster_store(&x.squares[slice * WINDOW + row], lane, part);
-	}
-	cluster_arrive();
-	cluster_wait();
+	sum = slice_squares(o);
+	if (lane < MAX_SLICES)
+		inbox_send(&x.inbox, &x.squares[slice * WINDOW + row], lane, sum);
+	inbox_wait(&x.inbox);
 	if (row < n) {
 		const uint32_t *z = (const uint32_t *)(x.raw + (t0 + TD_CONV_TAIL + row) % RING * window<KD>::PIECES + window<KD>::KEPT);
 
-		for (int i = 0; i < at.slices; i++)
+		sum = 0;
+		for (int i = 0; i < MAX_SLICES; i++)
 			sum += x.squares[i * WINDOW + row];
 		((uint32_t *)(p.out + (size_t)(s.row0 + t0 - s.replay + row) * p.ld_out + at.head * at.v_dim + at.col0))[lane] =
-			gate_pair(o, norm_scale(p, sum), w, z[lane]);
+			gate_pair(o, norm_scale(p, sum), *(const float2 *)(x.norm + lane * 2), z[lane]);
 	}
 }
 
@@ -350,12 +355,17 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 	struct pieces<KD> mine;
 	struct td_seq s;
 
-	if (CLUSTER)
+	if (CLUSTER) {
+		if (threadIdx.x == 0)
+			inbox_make(&x.inbox, sizeof(x.squares));
 		cluster_arrive();
-	load_taps<KD>(p, at, x.taps);
+	}
+	load_weights<KD>(p, at, x);
 	if (!p.early)
 		after_previous();
 	s = part_of(p.seq[blockIdx.z], p.part);
+	s.rows = __shfl_sync(~0u, s.rows, 0); /* for the compiler again */
+	s.replay = __shfl_sync(~0u, s.replay, 0);
 	total = s.replay + s.rows;
 	if (total == 0) {
 		after_previous();
@@ -406,9 +416,11 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 		else if (fresh && t0 + n == total)
 			keep<KD>(p, s, at, x);
 		__syncthreads();
-		if (CLUSTER && fresh)
+		if (CLUSTER && fresh) { /* there is one such window */
 			norm_in_cluster<KD>(p, s, at, t0, n, x);
-		else if (fresh && row < n && at.col0 + pair < at.v_dim)
+			break;
+		}
+		if (fresh && row < n && at.col0 + pair < at.v_dim)
 			*(float2 *)(p.o + ((size_t)(s.row0 + t0 - s.replay + row) * p.w.v_heads + at.head) * at.v_dim + at.col0 + pair) =
 				sum_shares(x.o, row, pair);
 		t0 += n;
@@ -485,6 +497,7 @@ static void launch(struct td_dev *dev, void (*kernel)(struct gdn_args), size_t s
 	cudaLaunchAttribute attr[2];
 	cudaLaunchConfig_t c = {grid, dim3(THREADS), shared, dev->stream, attr, 2};
 
+	td__cuda_shared(dev, kernel, shared);
 	if (!cluster) {
 		td__cuda_launch(dev, "gdn", kernel, grid, THREADS, shared, p);
 		return;
@@ -508,6 +521,7 @@ static int can_cluster(struct td_dev *dev, dim3 grid)
 		attr[0].id = cudaLaunchAttributeClusterDimension;
 		attr[0].val.clusterDim.x = MAX_SLICES;
 		attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+		td__cuda_shared(dev, gdn_kernel<128, 128, true>, c.dynamicSmemBytes);
 		if (!dev->overlap || cudaOccupancyMaxActiveClusters(&n, gdn_kernel<128, 128, true>, &c) != cudaSuccess)
 			cudaGetLastError();
 		dev->clusters = n > 0 ? 1 : -1;
@@ -556,6 +570,7 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	p.out = (bf16 *)out.data;
 	p.ld_out = out.ld;
 	p.group = w->k_heads ? w->v_heads / w->k_heads : 0;
+	p.share = 1.0f / w->v_dim;
 	p.channels = 2 * w->k_heads * w->k_dim + w->v_heads * w->v_dim;
 	p.counter = dev->counters;
 	if (!fits(dev, p, b, qkvz, ba, out))

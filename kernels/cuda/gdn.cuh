@@ -22,6 +22,7 @@ struct gdn_args {
 	bf16 *out; /* (R, v_heads * v_dim) */
 	int ld_out;
 	float *o; /* (R, v_heads * v_dim): before the norm */
+	float share; /* 1 / v_dim */
 	int channels, norm_here, part, group; /* group: value heads of a key head */
 	int early; /* no kernel since the batch was set has written this state, tail or ring */
 	unsigned *counter; /* gdn.cu's arrivals */
@@ -156,7 +157,7 @@ static __device__ __forceinline__ float slice_squares(float2 v)
 /* From the sum of squares over a head: that of its slices, added in their order. */
 static __device__ __forceinline__ float norm_scale(const struct gdn_args &p, float sum)
 {
-	return rsqrtf(sum / p.w.v_dim + p.w.eps);
+	return rsqrtf(fmaf(sum, p.share, p.w.eps));
 }
 
 static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, uint32_t z)

@@ -112,13 +112,14 @@ static __device__ __forceinline__ unsigned long long device_ns()
 }
 /*
  * Clusters (compute capability 9.0 on): a few blocks that run side by side and reach each other's shared memory. cluster_arrive and cluster_wait are the
- * two halves of a barrier across them, which every thread of each of them calls; what was stored before the first is seen after the second. A block's
- * shared memory may be written by others once all have come through one barrier, and until it has left its last.
+ * two halves of a barrier across them, which every thread of each of them calls; it orders nothing but inboxes made before. An inbox counts the bytes
+ * that blocks of the cluster send here: made by one thread, written to only after the barrier, waited for once, by threads that then see what was sent.
+ * A block must not end before its inbox is full. (A barrier that orders memory would also wait for all that was written to device memory before.)
  */
 static __device__ __forceinline__ void cluster_arrive()
 {
 #if __CUDA_ARCH__ >= 900
-	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+	asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 static __device__ __forceinline__ void cluster_wait()
@@ -127,14 +128,41 @@ static __device__ __forceinline__ void cluster_wait()
 	asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 #endif
 }
-/* To the place of `sh` in the shared memory of block `rank` of the cluster. */
-static __device__ __forceinline__ void cluster_store(float *sh, unsigned rank, float v)
+static __device__ __forceinline__ void inbox_make(uint64_t *box, unsigned bytes)
 {
 #if __CUDA_ARCH__ >= 900
-	uint32_t to;
+	uint32_t at = (uint32_t)__cvta_generic_to_shared(box);
+
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at) : "memory");
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+#endif
+}
+/* v to the place of `sh` in the shared memory of block `rank` of the cluster, counted by the inbox there. */
+static __device__ __forceinline__ void inbox_send(uint64_t *box, float *sh, unsigned rank, float v)
+{
+#if __CUDA_ARCH__ >= 900
+	uint32_t to, count;
 
 	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((uint32_t)__cvta_generic_to_shared(sh)), "r"(rank));
-	asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(to), "f"(v) : "memory");
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(count) : "r"((uint32_t)__cvta_generic_to_shared(box)), "r"(rank));
+	asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(v), "r"(count) : "memory");
+#endif
+}
+static __device__ __forceinline__ void inbox_wait(uint64_t *box)
+{
+#if __CUDA_ARCH__ >= 900
+	uint32_t at = (uint32_t)__cvta_generic_to_shared(box), full = 0;
+
+	while (!full)
+		asm volatile("{\n"
+			     ".reg .pred p;\n"
+			     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], 0;\n"
+			     "selp.u32 %0, 1, 0, p;\n"
+			     "}"
+			     : "=r"(full)
+			     : "r"(at)
+			     : "memory");
 #endif
 }
 /* The line of 128 bytes at p into the L2 cache, without waiting. */

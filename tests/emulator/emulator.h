@@ -87,6 +87,8 @@ uint32_t shared_address(const void *p); /* as 32 bits, for what takes such addre
 void *shared_pointer(uint32_t address);
 void cluster_arrive();
 void cluster_wait();
+void cluster_sleep(); /* until another thread of the cluster wakes all */
+void cluster_wake();
 void *cluster_pointer(void *p, unsigned rank);
 int block_barrier(int any = 0); /* 1 when a thread brought one */
 /* All 32 lanes meet: each leaves `size` bytes of payload; the last one to come runs `all` (may be NULL) on the payloads. Returns them: [lane]. */

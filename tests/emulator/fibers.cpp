@@ -320,6 +320,19 @@ int block_barrier(int any)
 	return *slot;
 }
 
+void cluster_wake()
+{
+	for (int i = 0; i < n_blocks * THREADS_MAX; i++)
+		if (pool[i].of && pool[i].st == AT_CLUSTER)
+			pool[i].st = READY;
+}
+
+void cluster_sleep()
+{
+	self->st = AT_CLUSTER;
+	to_main(0);
+}
+
 void cluster_arrive()
 {
 	self->turn = turn;
@@ -327,17 +340,13 @@ void cluster_arrive()
 		return;
 	arrived = 0;
 	turn++;
-	for (int i = 0; i < n_blocks * THREADS_MAX; i++)
-		if (pool[i].of && pool[i].st == AT_CLUSTER)
-			pool[i].st = READY;
+	cluster_wake();
 }
 
 void cluster_wait()
 {
-	while (self->turn == turn) {
-		self->st = AT_CLUSTER;
-		to_main(0);
-	}
+	while (self->turn == turn)
+		cluster_sleep();
 }
 
 /* The same place in the dynamic shared memory of another block. */

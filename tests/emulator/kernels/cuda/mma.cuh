@@ -129,9 +129,20 @@ static inline void cluster_wait()
 {
 	emu::cluster_wait();
 }
-static inline void cluster_store(float *sh, unsigned rank, float v)
+static inline void inbox_make(uint64_t *box, unsigned bytes)
+{
+	*box = bytes;
+}
+static inline void inbox_send(uint64_t *box, float *sh, unsigned rank, float v)
 {
 	*(float *)emu::cluster_pointer(sh, rank) = v;
+	*(uint64_t *)emu::cluster_pointer(box, rank) -= sizeof(v);
+	emu::cluster_wake();
+}
+static inline void inbox_wait(uint64_t *box)
+{
+	while (*(volatile uint64_t *)box)
+		emu::cluster_sleep();
 }
 
 static inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
