@@ -177,7 +177,7 @@ static void check_memory(struct td_doctor *d, const struct td_target_config *t, 
 {
 	int slots = d->slots, rows = slots * TD_BLOCK_MAX;
 	int context = d->context ? d->context : (t->max_position < 4096 ? t->max_position : 4096) / TD_PAGE * TD_PAGE;
-	struct td_memplan_of of = {.target_dir = d->model, .drafter_dir = d->drafter, .device = d->gpu ? "cuda" : "cpu", .form = td_form_head(t, 0),
+	struct td_memplan_of of = {.target_dir = d->model, .drafter_dir = d->drafter, .device = d->gpu ? "cuda" : "cpu", .form = td_form_head("auto", t, 0),
 				   .pool = {.kv_pages = slots * (context / TD_PAGE), .prefix_states = TD_PREFIX_STATES}};
 	char line[TD_MEMPLAN_LINES][TD_MEMPLAN_TEXT];
 	struct td_memplan p;

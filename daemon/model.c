@@ -84,15 +84,6 @@ int td_model_is_of(const struct td_model *m, int is_target, const char *fingerpr
 	return !files[0] || !strcmp(fingerprint, ours);
 }
 
-static int form_of(const struct td_daemon_config *c, const struct td_target_config *target)
-{
-	int form = strcmp(c->weights, "bf16") ? 0 : TD_FORM_BF16;
-
-	if (!strcmp(c->head, "auto"))
-		return td_form_head(target, form);
-	return form | (strcmp(c->head, "int4") ? 0 : TD_FORM_HEAD_INT4);
-}
-
 static int load_configs(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	int rc;
@@ -101,7 +92,7 @@ static int load_configs(const struct td_daemon_config *c, struct td_model *m, st
 		return rc;
 	if ((rc = td_target_config_load(c->target, &m->target, err)))
 		return td_error_prefix(err, "model.target");
-	m->form = form_of(c, &m->target);
+	m->form = td_form_head(c->head, &m->target, strcmp(c->weights, "bf16") ? 0 : TD_FORM_BF16);
 	m->has_drafter = strcmp(c->drafter, "none") != 0;
 	if (!m->has_drafter)
 		return 0;

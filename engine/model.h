@@ -95,6 +95,7 @@ struct td_target_weights {
 	struct td_arena arena;
 	struct td_tensor embed; /* bf16 (vocab, hidden) */
 	struct td_linear head; /* the same memory when tied */
+	struct td_tensor exact; /* bf16 (vocab, hidden), beside a head in 4 bits: the best logits are computed again from it; data NULL: they stay */
 	const float *norm;
 	struct td_target_layer layer[TD_LAYERS_MAX];
 };
@@ -135,9 +136,11 @@ typedef void td_progress(void *ctx, const char *stage, uint64_t done, uint64_t t
 enum td_form {
 	TD_FORM_BF16 = 1, /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
 	TD_FORM_HEAD_INT4 = 2, /* a BF16 head is quantised (quantise.h); the table of embeddings stays */
+	TD_FORM_HEAD_EXACT = 4, /* with the former: the head's BF16 table stays, too, and logits are rescored */
 };
-/* Whether the head is quantised where nobody says: as the other maps are, if its rows can be cut into groups. `form` as far as it is known. */
-int td_form_head(const struct td_target_config *c, int form);
+/* `form` with what model.head says: "bf16", "int4", "rescored"; "auto": as the other maps are in that form, if the head's rows can be cut into groups (only
+ * then c is looked at). */
+int td_form_head(const char *head, const struct td_target_config *c, int form);
 
 /* How to load; NULL or zeroed: in the files' own form, silently. */
 struct td_load {

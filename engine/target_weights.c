@@ -6,6 +6,7 @@
  */
 #include <stddef.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "engine/loader.h"
 #include "engine/quantise.h"
@@ -42,31 +43,41 @@ static void linear_attention(struct td__loader *l, const struct td_target_config
 	w->gdn.norm = td__load_small(l, "norm.weight", c->v_dim, 0);
 }
 
-int td_form_head(const struct td_target_config *c, int form)
+int td_form_head(const char *head, const struct td_target_config *c, int form)
 {
-	return c->quant.bits == 4 && !(form & TD_FORM_BF16) && td_quantise_group(c->hidden) ? form | TD_FORM_HEAD_INT4 : form & ~TD_FORM_HEAD_INT4;
+	form &= ~(TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT);
+	if (!strcmp(head, "auto"))
+		head = c->quant.bits == 4 && !(form & TD_FORM_BF16) && td_quantise_group(c->hidden) ? "int4" : "bf16";
+	if (!strcmp(head, "bf16"))
+		return form;
+	return form | TD_FORM_HEAD_INT4 | (strcmp(head, "rescored") ? 0 : TD_FORM_HEAD_EXACT);
 }
 
 /* lm_head stands outside of `model.`. When the head is tied, some writers store the table a second time: it is the same and skipped. */
 static void head(struct td__loader *l, struct td_target_weights *w)
 {
 	const struct td_target_config *c = &w->cfg;
-	const char *prefix = l->prefix;
-	int quantised = l->how.form & TD_FORM_HEAD_INT4;
+	const char *prefix = l->prefix, *name = c->tied ? "embed_tokens.weight" : "lm_head.weight";
+	int quantised = l->how.form & TD_FORM_HEAD_INT4, exact = quantised && l->how.form & TD_FORM_HEAD_EXACT;
+	struct td_tensor table = w->embed;
 
-	w->head = (struct td_linear){ .kind = TD_W_BF16, .in = c->hidden, .out = c->vocab, .data = w->embed.data };
 	l->where[0] = '\0';
-	if (c->tied && quantised)
-		td__load_quantised(l, "embed_tokens.weight", c->vocab, c->hidden, &w->head);
+	if (!c->tied)
+		l->prefix = "";
+	if (!c->tied && !td__load_has(l, name)) {
+		td__load_linear(l, "lm_head", c->vocab, c->hidden, &w->head); /* packed, or missing */
+	} else {
+		if (!c->tied)
+			table.data = quantised && !exact ? NULL : td__load_table(l, name, c->vocab, c->hidden);
+		w->head = (struct td_linear){ .kind = TD_W_BF16, .in = c->hidden, .out = c->vocab, .data = table.data };
+		if (quantised)
+			td__load_quantised(l, name, c->vocab, c->hidden, &w->head);
+		if (exact)
+			w->exact = table;
+	}
 	l->prefix = "";
 	if (c->tied)
 		td__load_has(l, "lm_head.weight");
-	else if (td__load_has(l, "lm_head.weight") && quantised)
-		td__load_quantised(l, "lm_head.weight", c->vocab, c->hidden, &w->head);
-	else if (td__load_has(l, "lm_head.weight"))
-		w->head.data = td__load_table(l, "lm_head.weight", c->vocab, c->hidden);
-	else
-		td__load_linear(l, "lm_head", c->vocab, c->hidden, &w->head);
 	l->prefix = prefix;
 }
 
@@ -111,6 +122,7 @@ static void pointers(void *weights, struct td__mover *m)
 	struct td_target_weights *w = weights;
 
 	td__move(m, &w->embed.data);
+	td__move(m, &w->exact.data);
 	td__move_linear(m, &w->head);
 	td__move(m, &w->norm);
 	for (int i = 0; i < w->cfg.layers; i++) {

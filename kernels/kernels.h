@@ -28,6 +28,7 @@ enum {
 	TD_BLOCK_MAX = 16, /* rows of one verify or draft block: anchor + 15 */
 	TD_DRAFT_MAX = TD_BLOCK_MAX - 1,
 	TD_CAND_MAX = 64, /* support of a sampled draft's distribution q */
+	TD_RESCORE = 8, /* logits of a row that are computed again */
 	TD_TOP_MAX = 20, /* top log-probabilities reported per token */
 	TD_BIAS_MAX = 300, /* logit_bias entries of a request */
 	TD_PAGE = 64, /* tokens of a KV page */
@@ -313,6 +314,9 @@ struct td_ops {
 	/* Before accept, for constrained output: each of n lines is one bit per id of V, then the number of a row of logits; in that row the ids whose bit
 	 * is 0 become -inf. No bias brings them back, and log-probabilities are those of what is left. */
 	void (*mask)(struct td_dev *, struct td_tensor logits /* F32 (R, V) */, const uint32_t *line /* device (n, TD_MASK_WORDS(V) + 1) */, int n);
+	/* After a head in 4 bits: of each row the TD_RESCORE largest logits of ids below vocab_real (the lower id on a tie) become x times the table's rows. */
+	void (*rescore)(struct td_dev *, struct td_tensor x /* act (R, H) */, struct td_tensor table /* bf16 (V, H) */, struct td_tensor logits /* F32 (R, V) */,
+			int vocab_real);
 
 	/* recorded steps (struct td_replay) */
 	/* Sets the batches; n_rows, max_rows and max_ctx may come back larger, up to whole blocks, so that steps of nearly the same form become the same: rows

@@ -31,7 +31,7 @@ int td__bench_shapes(const struct td__bench *b, struct td_linear *shape, int max
 		MAP(kind, c->hidden, 2 * c->intermediate);
 		MAP(kind, c->intermediate, c->hidden);
 	}
-	if (td_form_head(c, 0) & TD_FORM_HEAD_INT4) {
+	if (td_form_head("auto", c, 0) & TD_FORM_HEAD_INT4) {
 		kind = TD_W_INT4;
 		group = td_quantise_group(c->hidden);
 	} else {

@@ -46,6 +46,7 @@ const struct td_ops td_cpu_ops = {
 	.propose = td__propose,
 	.accept = td__accept,
 	.mask = td__mask,
+	.rescore = td__rescore,
 
 	.replay = td__replay,
 	.replay_end = td__replay_end,

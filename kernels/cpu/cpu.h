@@ -121,6 +121,7 @@ void td__propose(struct td_dev *, const struct td_batch *b, struct td_tensor log
 void td__accept(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
 		const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict);
 void td__mask(struct td_dev *, struct td_tensor logits, const uint32_t *line, int n);
+void td__rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab);
 void td__assume(struct td_dev *, const struct td_batch *b, struct td_tensor logits, const struct td_draft *draft, const struct td_sampling *sampling);
 
 /* ---- arithmetic ------------------------------------------------------------------------------------------------------------------- */

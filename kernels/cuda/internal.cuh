@@ -213,6 +213,7 @@ void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor
 void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *,
 		     int32_t *, struct td_verdict *);
 void td__cuda_mask(struct td_dev *, struct td_tensor, const uint32_t *, int);
+void td__cuda_rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab);
 
 int td__cuda_replay_open(struct td_dev *);
 void td__cuda_replay_close(struct td_dev *);

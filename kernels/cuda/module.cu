@@ -42,6 +42,7 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_propose,
 	td__cuda_accept,
 	td__cuda_mask,
+	td__cuda_rescore,
 	td__cuda_replay,
 	td__cuda_replay_end,
 	td__cuda_replay_wait,

@@ -257,12 +257,60 @@ static void masks(int vocab, int rows)
 	drop_all();
 }
 
+/* steps 0: normal logits; else so many different values, that is, ties. The same ids must have changed on both sides. */
+static void rescore(int rows, int cols, int vocab, int real, int steps)
+{
+	size_t n = (size_t)rows * vocab;
+	float *x = random_values((size_t)rows * cols, 1), *w = random_values((size_t)vocab * cols, 1), *logits = random_values(n, 3), *a, *b, *one;
+	uint16_t *bits = host((size_t)vocab * cols * 2);
+	struct td_tensor xr = put_act(&ref, x, rows, cols, cols), xd = put_act(&dut, x, rows, cols, cols), tr, td, lr, ld;
+	char shape[96];
+	int same = 1;
+
+	for (size_t i = 0; i < (size_t)vocab * cols; i++)
+		bits[i] = td_bf16(w[i]);
+	for (size_t i = 0; i < n; i++)
+		logits[i] = steps ? (float)(rnd() % (uint64_t)steps) : i % 97 == 3 ? NAN : logits[i];
+	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
+	td = (struct td_tensor){put(&dut, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
+	lr = put_f32(&ref, logits, rows, vocab, vocab);
+	ld = put_f32(&dut, logits, rows, vocab, vocab);
+	ref.ops->rescore(ref.dev, xr, tr, lr, real);
+	dut.ops->rescore(dut.dev, xd, td, ld, real);
+	a = get_values(&dut, ld);
+	b = get_values(&ref, lr);
+	for (size_t i = 0; i < n; i++) {
+		same &= !memcmp(&a[i], &logits[i], sizeof(float)) == !memcmp(&b[i], &logits[i], sizeof(float));
+		a[i] = isnan(a[i]) && isnan(b[i]) ? 0 : a[i];
+		b[i] = isnan(b[i]) ? 0 : b[i];
+	}
+	snprintf(shape, sizeof(shape), "(%d, %d), table (%d, %d)%s", rows, cols, real, cols, steps ? ", ties" : ", NaN");
+	line("rescore", shape, relative(a, b, n), TOL_FLOAT);
+	verdict_bool("rescore", "the same ids", same);
+	one = logits + (size_t)(rows - 1) * vocab;
+	ld = put_f32(&dut, one, 1, vocab, vocab);
+	dut.ops->rescore(dut.dev, td_rows(xd, rows - 1, 1), td, ld, real);
+	one = get_values(&dut, ld);
+	for (int i = 0; i < vocab; i++)
+		one[i] = isnan(one[i]) ? 0 : one[i];
+	verdict_bool("rescore", "row invariance, bits", same_bits(one, a + (size_t)(rows - 1) * vocab, (size_t)vocab));
+	drop_all();
+}
+
 void check_sample(void)
 {
 	if (brief) {
 		masks(300, 3);
+		rescore(2, 72, 1100, 1099, 0);
 		many(4200, 4190, 8, 1);
 		return;
+	}
+	rescore(5, 77, 1000, 990, 0);
+	rescore(3, 512, 8192, 8185, 40);
+	rescore(2, 40, 9, 5, 0);
+	if (!self && !small) {
+		rescore(16, 2560, 248320, 248077, 0);
+		rescore(3, 64, 300000, 300000, 100000);
 	}
 	masks(1000, 9);
 	masks(33, 1);

@@ -239,6 +239,12 @@ static void call_accept(struct bench *b, int i)
 	dut.ops->accept(dut.dev, &b->batch, b->x, 248077, b->sampling, b->draft, b->counts, b->anchor, b->verdict);
 }
 
+static void call_rescore(struct bench *b, int i)
+{
+	(void)i;
+	dut.ops->rescore(dut.dev, b->a, b->b, b->x, 248077);
+}
+
 static void call_propose(struct bench *b, int i)
 {
 	(void)i;
@@ -286,6 +292,12 @@ static void rest(void)
 		     16 * 248077 * 4.0, 0);
 		drop_all();
 	}
+	b = host(sizeof(*b));
+	b->x = put_f32(&dut, random_values((size_t)16 * 248320, 3), 16, 248320, 248320);
+	b->a = put_act(&dut, random_values((size_t)16 * 2560, 1), 16, 2560, 2560);
+	b->b = put_act(&dut, random_values((size_t)248320 * 2560, 1), 248320, 2560, 2560);
+	show("rescore 16 x 248320", time_calls(call_rescore, b, 50), 16 * 248077 * 4.0, 0);
+	drop_all();
 }
 
 static void linears(void)

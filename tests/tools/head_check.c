@@ -1,7 +1,7 @@
 /*
  * head_check.c: what a quantised head changes, against the BF16 head of the same model.
  *
- *   head_check [--target DIR] [--drafter DIR] [--tokenizer FILE] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   head_check [--target DIR] [--drafter DIR] [--tokenizer FILE] [--head int4|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Greedy answers with the BF16 head, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among how
  * many of the quantised head's best it is found, the mean KL divergence. Then answers with the quantised head in target and drafter: how many are equal to
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
 {
 	struct pair_options o = { .device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = 1, .context = CONTEXT,
 				  .chunk = 1024, .target_probe = probe };
-	const char *tokenizer = "models/tiny/tokenizer.json", *file[16];
+	const char *tokenizer = "models/tiny/tokenizer.json", *head = "int4", *file[16];
 	int limit = 0, n_files = 0;
 	struct td_tokenizer *tok;
 	struct sums s = { 0 };
@@ -154,7 +154,7 @@ int main(int argc, char **argv)
 
 	for (int i = 1; i < argc; i++) {
 		const char **text = !strcmp(argv[i], "--target") ? &o.target_dir : !strcmp(argv[i], "--drafter") ? &o.drafter_dir :
-				    !strcmp(argv[i], "--tokenizer") ? &tokenizer : !strcmp(argv[i], "--device") ? &o.device : NULL;
+				    !strcmp(argv[i], "--tokenizer") ? &tokenizer : !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--head") ? &head : NULL;
 		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
 
 		if (text && i + 1 < argc)
@@ -169,7 +169,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	open_pair(&exact, &o, &seen[0], 0);
-	open_pair(&quick, &o, &seen[1], TD_FORM_HEAD_INT4);
+	open_pair(&quick, &o, &seen[1], td_form_head(head, NULL, 0));
 	if (!n_files)
 		file[n_files++] = NULL;
 	for (int f = 0; f < n_files; f++) {

@@ -1,7 +1,7 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin 0.01] [--draft-margin M]
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4|rescored] [--margin 0.01] [--draft-margin M]
  *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] [--tokens N] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
@@ -433,8 +433,8 @@ int main(int argc, char **argv)
 			o.device = value;
 		else if (!strcmp(argv[a], "--weights") && (!strcmp(value, "file") || !strcmp(value, "bf16")))
 			o.form |= strcmp(value, "bf16") ? 0 : TD_FORM_BF16;
-		else if (!strcmp(argv[a], "--head") && (!strcmp(value, "bf16") || !strcmp(value, "int4")))
-			o.form |= strcmp(value, "int4") ? 0 : TD_FORM_HEAD_INT4;
+		else if (!strcmp(argv[a], "--head") && (!strcmp(value, "bf16") || !strcmp(value, "int4") || !strcmp(value, "rescored")))
+			o.form = td_form_head(value, NULL, o.form);
 		else if (!strcmp(argv[a], "--margin"))
 			c.margin = atof(value);
 		else if (!strcmp(argv[a], "--draft-margin"))

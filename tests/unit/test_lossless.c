@@ -1,7 +1,7 @@
 /*
  * test_lossless.c: what speculation, batching, chunking and a crash must not change: the output, token for token.
  *
- *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--head int4|bf16] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--head int4|bf16|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
  * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64 (on a GPU 256); a second life that is fed what a first one committed;
@@ -245,7 +245,7 @@ int main(int argc, char **argv)
 		fprintf(stderr, "%s\n", err.text);
 		return 1;
 	}
-	o.form = (strcmp(weights, "bf16") ? 0 : TD_FORM_BF16) | (strcmp(head, "int4") ? 0 : TD_FORM_HEAD_INT4);
+	o.form = td_form_head(head, NULL, strcmp(weights, "bf16") ? 0 : TD_FORM_BF16);
 	pair_open(&pair, &o);
 	o.chunk = strcmp(o.device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
 	chunk = o.chunk;

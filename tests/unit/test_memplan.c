@@ -119,7 +119,7 @@ static void plan_is_what_is_taken(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(pair) / sizeof(*pair); i++)
-		for (int form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4); form++) {
+		for (int form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT); form++) {
 			struct td_memplan_of o = of(pair[i].target, pair[i].drafter, "cpu", pair[i].slots, pair[i].context);
 
 			o.form = form;

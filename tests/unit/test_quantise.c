@@ -209,13 +209,15 @@ static void auto_is_as_the_other_maps(void **state)
 	struct td_target_config c = { .hidden = 2560, .quant = { .bits = 4 } };
 
 	(void)state;
-	assert_int_equal(td_form_head(&c, 0), TD_FORM_HEAD_INT4);
-	assert_int_equal(td_form_head(&c, TD_FORM_BF16), TD_FORM_BF16); /* expanded maps: the BF16 baseline */
+	assert_int_equal(td_form_head("auto", &c, 0), TD_FORM_HEAD_INT4);
+	assert_int_equal(td_form_head("auto", &c, TD_FORM_BF16), TD_FORM_BF16); /* expanded maps: the BF16 baseline */
 	c.hidden = 2568;
-	assert_int_equal(td_form_head(&c, 0), 0);
+	assert_int_equal(td_form_head("auto", &c, 0), 0);
 	c = (struct td_target_config){ .hidden = 2560 };
-	assert_int_equal(td_form_head(&c, 0), 0);
-	assert_int_equal(td_form_head(&c, TD_FORM_HEAD_INT4), 0);
+	assert_int_equal(td_form_head("auto", &c, 0), 0);
+	assert_int_equal(td_form_head("bf16", NULL, TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT), 0);
+	assert_int_equal(td_form_head("int4", NULL, TD_FORM_BF16), TD_FORM_BF16 | TD_FORM_HEAD_INT4);
+	assert_int_equal(td_form_head("rescored", NULL, 0), TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT);
 }
 
 /* Largest error of y = W x for the rows of two heads, relative to the largest value, over a few x. */

@@ -249,7 +249,7 @@ static void test_successor(void **state)
 	char byte, first[256];
 
 	(void)state;
-	for (form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4); form++) {
+	for (form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT); form++) {
 		OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .form = form }, &w, first, &err));
 		OK(td_arena_seal_make(ops, dev, &w->arena, first, &seal, &err));
 		OK(ops->arena_import(dev, dup(w->arena.fd), w->arena.size, 0, &kept, &err));
