@@ -87,7 +87,7 @@ _tandemd() {
 	--model.thinking) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
 	--model.trust_content) COMPREPLY=($(compgen -W "yes no" -- "$cur")); return ;;
 	--model.weights) COMPREPLY=($(compgen -W "file bf16" -- "$cur")); return ;;
-	--model.head) COMPREPLY=($(compgen -W "auto bf16 int4" -- "$cur")); return ;;
+	--model.head) COMPREPLY=($(compgen -W "auto bf16 int4 rescored" -- "$cur")); return ;;
 	--engine.device) COMPREPLY=($(compgen -W "auto cpu cuda" -- "$cur")); return ;;
 	--engine.prefix_cache) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
 	--engine.mps) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;

@@ -23,6 +23,7 @@ struct td_drafter_options {
 	const struct td_drafter_weights *weights;
 	struct td_tensor embed; /* of the target, bf16 (V, H) */
 	struct td_linear head; /* of the target */
+	struct td_tensor exact; /* its table, as in struct td_target_weights */
 	int kv_pages; /* the target's, whose numbers the step records speak of */
 	int vocab_real;
 	td_drafter_probe *probe; /* NULL outside tests */

@@ -47,6 +47,8 @@ void td__drafter_block(struct td_drafter *d, const struct td_batch *b)
 	d->ops->rows_tail(d->dev, b, x, tail);
 	d->ops->rms_norm(d->dev, tail, d->w->norm, c->eps, 0, tail_norm);
 	d->ops->linear(d->dev, tail_norm, &d->o.head, logits, 0);
+	if (d->o.exact.data)
+		d->ops->rescore(d->dev, tail_norm, d->o.exact, logits, d->o.vocab_real);
 	if (d->o.probe)
 		d->o.probe(d->o.probe_ctx, "draft_logits", logits);
 	d->ops->propose(d->dev, b, logits, d->o.vocab_real, d->sampling, d->o.exchange.counts, d->o.exchange.draft);

@@ -48,6 +48,13 @@ static void *shared(struct td_worker *w, const struct td_arena *arena, const Tan
 	return (char *)arena->base + s->offset;
 }
 
+static struct td_tensor table(struct td_worker *w, const struct td_arena *arena, const Tandem__Worker__SharedLinear *s, const char *what)
+{
+	void *data = shared(w, arena, s, what);
+
+	return (struct td_tensor){data, TD_BF16, (int)s->out, (int)s->in, (int)s->in};
+}
+
 static void map_target(struct td_worker *w, struct td_drafter_options *opt, struct td_arena *arena)
 {
 	const Tandem__Worker__Arena *a = w->cfg->target;
@@ -60,7 +67,9 @@ static void map_target(struct td_worker *w, struct td_drafter_options *opt, stru
 	if (w->ops->arena_import(w->dev, w->peer_fd, a->size, 1, arena, &err))
 		td_worker_fail(w, &err);
 	w->peer_fd = -1;
-	opt->embed = (struct td_tensor){shared(w, arena, a->embed, "embedding"), TD_BF16, (int)a->embed->out, (int)a->embed->in, (int)a->embed->in};
+	opt->embed = table(w, arena, a->embed, "embedding");
+	if (a->exact)
+		opt->exact = table(w, arena, a->exact, "table of its head");
 	opt->head = (struct td_linear){.kind = (enum td_weight_kind)a->head->kind, .in = (int)a->head->in, .out = (int)a->head->out,
 				       .group = (int)a->head->group, .data = shared(w, arena, a->head, "head")};
 }
@@ -113,7 +122,7 @@ int main(int argc, char **argv)
 	check_pair(&w, &arena, &weights->cfg);
 	if (td_drafter_create(&opt, &d, &err))
 		td_worker_fail(&w, &err);
-	td_worker_keep(&w, &weights->arena, fingerprint, NULL, NULL);
+	td_worker_keep(&w, &weights->arena, fingerprint, NULL);
 	td_worker_ready(&w, weights->arena.size, td_drafter_cache_bytes(&opt), imported);
 	td_worker_run(&w, d, step, active);
 }

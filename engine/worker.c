@@ -287,10 +287,10 @@ static void share(const struct td_arena *arena, const void *data, int kind, int 
 	s->offset = (uint64_t)((const char *)data - (const char *)arena->base);
 }
 
-void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head)
+void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_target_weights *of)
 {
 	Tandem__Worker__Arena a = TANDEM__WORKER__ARENA__INIT;
-	Tandem__Worker__SharedLinear e, h;
+	Tandem__Worker__SharedLinear e, h, x;
 	Tandem__Worker__Message msg = TANDEM__WORKER__MESSAGE__INIT;
 	struct td_arena_seal seal;
 	struct td_error err;
@@ -307,13 +307,15 @@ void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const cha
 	a.block = seal.block;
 	a.n_checksum = (size_t)seal.n;
 	a.checksum = seal.checksum;
-	if (embed) {
-		share(arena, embed->data, TD_W_BF16, embed->cols, embed->rows, 0, &e);
+	if (of) {
+		share(arena, of->embed.data, TD_W_BF16, of->embed.cols, of->embed.rows, 0, &e);
+		share(arena, of->head.data, of->head.kind, of->head.in, of->head.out, of->head.group, &h);
 		a.embed = &e;
-	}
-	if (head) {
-		share(arena, head->data, head->kind, head->in, head->out, head->group, &h);
 		a.head = &h;
+	}
+	if (of && of->exact.data) {
+		share(arena, of->exact.data, TD_W_BF16, of->exact.cols, of->exact.rows, 0, &x);
+		a.exact = &x;
 	}
 	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_ARENA;
 	msg.arena = &a;

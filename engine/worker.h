@@ -51,8 +51,8 @@ void td_worker_not_kept(struct td_worker *w, struct td_arena *kept, const struct
 void td_worker_fits(struct td_worker *w, const struct td_memplan_worker *plan);
 /* The tapped layers as tandemd read them when it started, at most TD_TAPS_MAX; fails when they don't fit this target and the shared memory. */
 int td_worker_taps(struct td_worker *w, const struct td_target_config *target, int tap[TD_TAPS_MAX]);
-/* Offers the arena to tandemd. embed and head may be NULL. */
-void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_tensor *embed, const struct td_linear *head);
+/* Offers the arena to tandemd. `of`: the target's weights, of which the drafter is told; NULL: there is nothing for others. */
+void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_target_weights *of);
 /* Ready, and starts the control thread. */
 void td_worker_ready(struct td_worker *w, uint64_t weights_bytes, uint64_t cache_bytes, int imported);
 /* Works until tandemd says Drain and nothing is active, then ends the process (exit 0). `step`: what was done (> 0), 0: nothing to do until the bell

@@ -105,7 +105,7 @@ int main(int argc, char **argv)
 	take_assume(&w, &opt);
 	if (td_target_create(&opt, &t, &err))
 		td_worker_fail(&w, &err);
-	td_worker_keep(&w, &weights->arena, fingerprint, &weights->embed, &weights->head);
+	td_worker_keep(&w, &weights->arena, fingerprint, weights);
 	td_worker_ready(&w, weights->arena.size, td_target_cache_bytes(&opt), imported);
 	td_worker_run(&w, t, step, active);
 }
