@@ -1,6 +1,6 @@
 # limit: 240
-# The head in BF16 and in 4 bits (model.head), with the real workers and the tiny model: both answer, in the memory that was planned; which one auto means; after a
-# kill the successor has the same one; a changed setting is never served from memory that holds the other.
+# The head in BF16, in 4 bits, and in 4 bits with the best logits computed again (model.head), with the real workers and the tiny model: all answer, in the memory
+# that was planned; which one auto means; after a kill the successor has the same one; a changed setting is never served from memory that holds the other.
 . "$(dirname "$0")/daemon_lib.sh"
 . "$(dirname "$0")/systemd_lib.sh"
 serve() {
@@ -33,13 +33,19 @@ ask() {
 	grep -q ' gap=0 ' "$1" || fail "no answer: $(cat "$1")"
 }
 
-for head in bf16 int4; do
+for head in bf16 rescored int4; do
 	serve --model.head=$head
 	ask "$T/$head" 'use 1'
 	eval "taken_$head=\$(sed -n 's/.*the target worker is ready: .* \([0-9]*\)[.0-9]* MiB of weights.*/\1/p' "$LOG")"
-	[ $head = bf16 ] && stop
+	[ $head = int4 ] || stop
 done
 cmp -s "$T/bf16" "$T/int4" && fail "the two heads give the same log-probabilities: nothing was tested"
+cmp -s "$T/rescored" "$T/int4" && fail "nothing was computed again"
+ids() {
+	sed 's/.* ids=\([0-9,]*\).*/\1/' "$T/$1"
+}
+[ -n "$(ids bf16)" ] && [ "$(ids rescored)" = "$(ids bf16)" ] || fail "rescored: other tokens than with the BF16 head: $(ids rescored), $(ids bf16)"
+[ "$taken_rescored" = "$taken_int4" ] || fail "rescoring from the table takes memory: $taken_rescored MiB, $taken_int4 MiB"
 [ "$taken_int4" -gt "$taken_bf16" ] || fail "a head of 4 bits takes nothing: $taken_int4 MiB, $taken_bf16 MiB with the table alone"
 
 # both workers die: the successors find the head, kind and scales included, in the memory
@@ -71,7 +77,7 @@ ask "$T/both" 'use 1'
 cmp -s "$T/auto" "$T/both" || fail "auto is not bf16 beside weights in BF16"
 stop
 tandemd_run --model.head=int8 >"$OUT" 2>&1 && fail "int8 was accepted"
-grep -q 'model.head = int8: must be auto|bf16|int4' "$OUT" || fail "the message does not say what there is: $(cat "$OUT")"
+grep -q 'model.head = int8: must be auto|bf16|int4|rescored' "$OUT" || fail "the message does not say what there is: $(cat "$OUT")"
 
 # a restart with another setting reads the files, one with the same does not
 WORKER=
