@@ -292,51 +292,6 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 	}
 }
 
-/* Scores of 16 pairs with N * 8 keys from `key` on. */
-template <int D, int N> static __device__ __forceinline__ void scores(float s[N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
-{
-	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
-
-#pragma unroll
-	for (int n = 0; n < N; n++)
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			s[n][i] = 0;
-#pragma unroll 4
-	for (int kk = 0; kk < D / 16; kk++) {
-		uint32_t a[4], b[4];
-
-		load_matrix(a, q_sh + (q_at ^ kk << 4));
-#pragma unroll
-		for (int j = 0; j < N / 2; j++) {
-			load_matrix(b, k_sh + (k_at ^ kk << 4) + j * 16 * D);
-			mma_bf16(s[2 * j], a[0], a[1], a[2], a[3], b[0], b[1]);
-			mma_bf16(s[2 * j + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
-		}
-	}
-}
-
-/* o += P V for 16 pairs and N * 8 dims from piece `c0` on; l += the sums of P's rows. */
-template <int D, int N>
-static __device__ __forceinline__ void weigh(float o[N][4], float l[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
-{
-	int p_at = corner<TILE>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
-
-#pragma unroll
-	for (int kk = 0; kk < TILE / 16; kk++) {
-		uint32_t a[4], b[4];
-
-		load_matrix(a, p_sh + (p_at ^ kk << 4));
-		mma_bf16(l, a[0], a[1], a[2], a[3], BF16_ONES, BF16_ONES);
-#pragma unroll
-		for (int d = 0; d < N / 2; d++) {
-			load_matrix_transposed(b, v_sh + (v_at ^ d << 4) + kk * 16 * D);
-			mma_bf16(o[2 * d], a[0], a[1], a[2], a[3], b[0], b[1]);
-			mma_bf16(o[2 * d + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
-		}
-	}
-}
-
 /* Masks and scales the scores; the maximum of each of the warp's rows to max_sh. */
 template <int N> static __device__ __forceinline__ void mask(float s[N][4], int key, const int lo[2], const int hi[2], float scale, float *max_sh, int lane)
 {
@@ -435,7 +390,7 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 	enum { PARTS = WARPS / MT, KEYS = TILE / PARTS, COLS = D / PARTS };
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, m0 = warp % MT * 16, part = warp / MT;
 	int lo[2], hi[2], active = r0 + m0 / gqa < rb;
-	float o[COLS / 8][4] = {}, l[4] = {}, max[2] = {-INFINITY, -INFINITY}, keep[2], sc[KEYS / 8][4];
+	float o[1][COLS / 8][4] = {}, l[1][4] = {}, max[2] = {-INFINITY, -INFINITY}, keep[2], sc[1][KEYS / 8][4];
 
 	for (int half = 0; half < 2; half++)
 		sees(p, s, r0 + (m0 + (lane >> 2) + 8 * half) / gqa, sp.own, &lo[half], &hi[half]);
@@ -450,29 +405,29 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 			__syncthreads();
 		}
 		if (active) {
-			scores<D, KEYS / 8>(sc, sh.q, m0, k_sh, part * KEYS, lane);
-			mask<KEYS / 8>(sc, base + part * KEYS, lo, hi, p.scale, sh.max + part * MT * 16 + m0, lane);
+			scores<D, 1, KEYS / 8>(sc, sh.q, m0, k_sh, part * KEYS, lane);
+			mask<KEYS / 8>(sc[0], base + part * KEYS, lo, hi, p.scale, sh.max + part * MT * 16 + m0, lane);
 		}
 		__syncthreads();
 		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
 		if (active)
-			soften<KEYS / 8, PARTS>(sc, sh.max + m0, MT * 16, max, keep, sh.p, m0, part * KEYS / 8, lane);
+			soften<KEYS / 8, PARTS>(sc[0], sh.max + m0, MT * 16, max, keep, sh.p, m0, part * KEYS / 8, lane);
 		feed_wait(p.slots, 0);
 		__syncthreads();
 		if (active) {
 #pragma unroll
 			for (int k = 0; k < 4; k++) {
-				l[k] *= keep[k >> 1];
+				l[0][k] *= keep[k >> 1];
 #pragma unroll
 				for (int n = 0; n < COLS / 8; n++)
-					o[n][k] *= keep[k >> 1];
+					o[0][n][k] *= keep[k >> 1];
 			}
-			weigh<D, COLS / 8>(o, l, sh.p, m0, v_sh, part * COLS / 8, lane);
+			weigh<D, TILE, 1, COLS / 8>(o, l, sh.p, m0, v_sh, part * COLS / 8, lane);
 		}
 		__syncthreads();
 		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
 	}
-	leave<D, MT>(p, o, l, max, kv_head, r0, ra, rb);
+	leave<D, MT>(p, o[0], l[0], max, kv_head, r0, ra, rb);
 }
 
 /* grid (spans, kv_heads, work items of this pass); an item is a sequence and a group of its rows */

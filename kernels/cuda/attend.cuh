@@ -168,6 +168,8 @@ template <int D> static __device__ __forceinline__ bf16 *lane_at(bf16 *sh, int r
 	return piece<D>(sh, row, lane * (D / 32) / 8) + lane * (D / 32) % 8;
 }
 
+/* ---- the two products ------------------------------------------------------------------------------------------------------------------ */
+
 /*
  * Elements from a tile's begin to where lane l points ldmatrix: row `row` of the 16 x 16 block at piece 0, second half of the columns for `high`. The block
  * at an even piece c lies at this XOR c * 8, since rows are as long as a power of two.
@@ -175,6 +177,84 @@ template <int D> static __device__ __forceinline__ bf16 *lane_at(bf16 *sh, int r
 template <int D> static __device__ __forceinline__ int corner(int row, int high)
 {
 	return row * D + ((high ^ (row & 7)) << 3);
+}
+
+/*
+ * Scores of M * 16 pairs with N * 8 keys from `key` on. Fragments are loaded one or two products ahead: ldmatrix keeps its place among the instructions, and
+ * its answer takes as long as several products.
+ */
+template <int D, int M, int N> static __device__ __forceinline__ void scores(float s[M][N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
+{
+	enum { AHEAD = M == 1 ? 2 : 1, EACH_K = N / 2, STEPS = D / 16 * EACH_K };
+	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
+	uint32_t a[2][M][4], b[AHEAD + 1][4];
+
+#pragma unroll
+	for (int i = 0; i < M; i++) {
+		load_matrix(a[0][i], q_sh + q_at + i * 16 * D);
+#pragma unroll
+		for (int n = 0; n < N; n++)
+#pragma unroll
+			for (int k = 0; k < 4; k++)
+				s[i][n][k] = 0;
+	}
+#pragma unroll
+	for (int t = 0; t < AHEAD; t++)
+		load_matrix(b[t], k_sh + (k_at ^ t / EACH_K << 4) + t % EACH_K * 16 * D);
+#pragma unroll
+	for (int t = 0; t < STEPS; t++) {
+		int kk = t / EACH_K, j = t % EACH_K, next = t + AHEAD;
+
+		if (j == 0 && kk + 1 < D / 16)
+#pragma unroll
+			for (int i = 0; i < M; i++)
+				load_matrix(a[(kk + 1) & 1][i], q_sh + (q_at ^ (kk + 1) << 4) + i * 16 * D);
+		if (next < STEPS)
+			load_matrix(b[next % (AHEAD + 1)], k_sh + (k_at ^ next / EACH_K << 4) + next % EACH_K * 16 * D);
+#pragma unroll
+		for (int i = 0; i < M; i++) {
+			const uint32_t *x = a[kk & 1][i], *y = b[t % (AHEAD + 1)];
+
+			mma_bf16(s[i][2 * j], x[0], x[1], x[2], x[3], y[0], y[1]);
+			mma_bf16(s[i][2 * j + 1], x[0], x[1], x[2], x[3], y[2], y[3]);
+		}
+	}
+}
+
+/* o += P V for M * 16 pairs, KEYS keys and N * 8 dims from piece c0 on; l += the sums of P's rows. Loaded ahead as above. */
+template <int D, int KEYS, int M, int N>
+static __device__ __forceinline__ void weigh(float o[M][N][4], float l[M][4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
+{
+	enum { AHEAD = M == 1 ? 2 : 1, EACH_K = N / 2, STEPS = KEYS / 16 * EACH_K };
+	int p_at = corner<KEYS>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
+	uint32_t a[2][M][4], b[AHEAD + 1][4];
+
+#pragma unroll
+	for (int i = 0; i < M; i++)
+		load_matrix(a[0][i], p_sh + p_at + i * 16 * KEYS);
+#pragma unroll
+	for (int t = 0; t < AHEAD; t++)
+		load_matrix_transposed(b[t], v_sh + (v_at ^ t % EACH_K << 4) + t / EACH_K * 16 * D);
+#pragma unroll
+	for (int t = 0; t < STEPS; t++) {
+		int kk = t / EACH_K, d = t % EACH_K, next = t + AHEAD;
+
+		if (d == 0 && kk + 1 < KEYS / 16)
+#pragma unroll
+			for (int i = 0; i < M; i++)
+				load_matrix(a[(kk + 1) & 1][i], p_sh + (p_at ^ (kk + 1) << 4) + i * 16 * KEYS);
+		if (next < STEPS)
+			load_matrix_transposed(b[next % (AHEAD + 1)], v_sh + (v_at ^ next % EACH_K << 4) + next / EACH_K * 16 * D);
+#pragma unroll
+		for (int i = 0; i < M; i++) {
+			const uint32_t *x = a[kk & 1][i], *y = b[t % (AHEAD + 1)];
+
+			if (d == 0)
+				mma_bf16(l[i], x[0], x[1], x[2], x[3], BF16_ONES, BF16_ONES);
+			mma_bf16(o[i][2 * d], x[0], x[1], x[2], x[3], y[0], y[1]);
+			mma_bf16(o[i][2 * d + 1], x[0], x[1], x[2], x[3], y[2], y[3]);
+		}
+	}
 }
 
 /* attend.cu. Checks, and what is common to all; 0 after an error or with nothing to do. */

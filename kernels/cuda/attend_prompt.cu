@@ -61,36 +61,6 @@ static __device__ __forceinline__ void fetch(const void *cache, const int page[K
 	copy_commit();
 }
 
-/* Scores of 32 pairs with N * 8 keys. */
-template <int D, int N> static __device__ __forceinline__ void scores(float s[2][N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
-{
-	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
-
-#pragma unroll
-	for (int i = 0; i < 2; i++)
-#pragma unroll
-		for (int n = 0; n < N; n++)
-#pragma unroll
-			for (int k = 0; k < 4; k++)
-				s[i][n][k] = 0;
-#pragma unroll 2
-	for (int kk = 0; kk < D / 16; kk++) {
-		uint32_t a[2][4], b[4];
-
-		load_matrix(a[0], q_sh + (q_at ^ kk << 4));
-		load_matrix(a[1], q_sh + (q_at ^ kk << 4) + 16 * D);
-#pragma unroll
-		for (int j = 0; j < N / 2; j++) {
-			load_matrix(b, k_sh + (k_at ^ kk << 4) + j * 16 * D);
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				mma_bf16(s[i][2 * j], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
-				mma_bf16(s[i][2 * j + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
-			}
-		}
-	}
-}
-
 /* The maximum of each of the warp's rows to max_sh. `last` is the last key that the first of its pairs sees; `gqa` pairs see as many. */
 template <int N> static __device__ __forceinline__ void mask(float s[2][N][4], int key, int pos, int m0, int gqa, float *max_sh, int lane)
 {
@@ -144,41 +114,20 @@ static __device__ __forceinline__ void soften(const float s[2][N][4], const floa
 	}
 }
 
-/* o += P V for 32 pairs and N * 8 dims from piece c0 on, after what is there was multiplied by `keep`; l: the sums of P's rows. */
-template <int D, int N, int KEYS>
-static __device__ __forceinline__ void weigh(float o[2][N][4], float l[2][4], const float keep[4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
+/* The sums so far times `keep`, where a maximum grew. */
+template <int N> static __device__ __forceinline__ void shrink(float o[2][N][4], float l[2][4], const float keep[4])
 {
-	int p_at = corner<KEYS>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
-
-	if (__any_sync(~0u, keep[0] != 1 || keep[1] != 1 || keep[2] != 1 || keep[3] != 1)) {
+	if (!__any_sync(~0u, keep[0] != 1 || keep[1] != 1 || keep[2] != 1 || keep[3] != 1))
+		return;
 #pragma unroll
-		for (int h = 0; h < 4; h++)
+	for (int h = 0; h < 4; h++)
 #pragma unroll
-			for (int i = 2 * (h & 1); i < 2 * (h & 1) + 2; i++) {
-				l[h >> 1][i] *= keep[h];
+		for (int i = 2 * (h & 1); i < 2 * (h & 1) + 2; i++) {
+			l[h >> 1][i] *= keep[h];
 #pragma unroll
-				for (int n = 0; n < N; n++)
-					o[h >> 1][n][i] *= keep[h];
-			}
-	}
-#pragma unroll 2
-	for (int kk = 0; kk < KEYS / 16; kk++) {
-		uint32_t a[2][4], b[4];
-
-		load_matrix(a[0], p_sh + (p_at ^ kk << 4));
-		load_matrix(a[1], p_sh + (p_at ^ kk << 4) + 16 * KEYS);
-		mma_bf16(l[0], a[0][0], a[0][1], a[0][2], a[0][3], BF16_ONES, BF16_ONES);
-		mma_bf16(l[1], a[1][0], a[1][1], a[1][2], a[1][3], BF16_ONES, BF16_ONES);
-#pragma unroll
-		for (int d = 0; d < N / 2; d++) {
-			load_matrix_transposed(b, v_sh + (v_at ^ d << 4) + kk * 16 * D);
-#pragma unroll
-			for (int i = 0; i < 2; i++) {
-				mma_bf16(o[i][2 * d], a[i][0], a[i][1], a[i][2], a[i][3], b[0], b[1]);
-				mma_bf16(o[i][2 * d + 1], a[i][0], a[i][1], a[i][2], a[i][3], b[2], b[3]);
-			}
+			for (int n = 0; n < N; n++)
+				o[h >> 1][n][i] *= keep[h];
 		}
-	}
 }
 
 /* Divides, applies the gate, writes. */
@@ -251,15 +200,16 @@ template <int D, int MT, int KEYS> static __global__ void __launch_bounds__(THRE
 		__syncthreads();
 		for (int j = 0; j < PAGES; j++)
 			page[j] = table[min(i + 1, steps - 1) * PAGES + j];
-		scores<D, NK>(sc, q_sh, m0, k_sh, part * S::MINE, lane);
+		scores<D, 2, NK>(sc, q_sh, m0, k_sh, part * S::MINE, lane);
 		mask<NK>(sc, i * KEYS + part * S::MINE, pos, m0, gqa, max_sh + part * ROWS, lane);
 		__syncthreads();
 		if (!S::ALIAS)
 			fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
 		soften<NK, PARTS, KEYS>(sc, max_sh, ROWS, max, keep, p_sh, m0, part * NK, p.scale, lane);
+		shrink<ND>(o, l, keep);
 		copy_wait<S::ALIAS ? 0 : 1>();
 		__syncthreads();
-		weigh<D, ND, KEYS>(o, l, keep, p_sh, m0, v_sh, part * ND, lane);
+		weigh<D, KEYS, 2, ND>(o, l, p_sh, m0, v_sh, part * ND, lane);
 		__syncthreads();
 		if (S::ALIAS)
 			fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
