@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/bf16.h"
 #include "engine/loader.h"
@@ -279,6 +280,75 @@ static void a_quantised_head_is_the_head(void **state)
 	ops->close(dev);
 }
 
+/* The tiny model with a head of its own: its folder's file and one of the head, under an index. */
+static void untie(void)
+{
+	char text[2048], here[1024], *config, *tied;
+	struct ck ck = { 0 };
+	struct td_st *st;
+	FILE *f;
+
+	assert_non_null(getcwd(here, sizeof(here)));
+	snprintf(text, sizeof(text), "%s/tiny.safetensors", scratch);
+	snprintf(here + strlen(here), 64, "/models/tiny/target-int4/model.safetensors");
+	assert_int_equal(symlink(here, text), 0);
+	ck_add(&ck, "BF16", "lm_head.weight", 8192, 512, 0);
+	ck_write(&ck, scratch, "head.safetensors", 0);
+	ck_finish(&ck);
+	OK(td_st_open("models/tiny/target-int4", &st, &err));
+	snprintf(text, sizeof(text), "%s/model.safetensors.index.json", scratch);
+	f = fopen(text, "w");
+	assert_non_null(f);
+	fprintf(f, "{\"weight_map\":{\"lm_head.weight\":\"head.safetensors\"");
+	for (size_t i = 0; i < td_st_count(st); i++)
+		fprintf(f, ",\"%s\":\"tiny.safetensors\"", td_st_at(st, i)->name);
+	fprintf(f, "}}");
+	assert_int_equal(fclose(f), 0);
+	td_st_close(st);
+	config = file_read("models/tiny/target-int4", "config.json", NULL);
+	for (tied = config; (tied = strstr(tied, "\"tie_word_embeddings\": true")); tied += 28)
+		memcpy(tied, "\"tie_word_embeddings\":false", 27);
+	file_text(scratch, "config.json", config);
+	free(config);
+}
+
+/* A head apart from the table: in 4 bits it takes its table's place; only rescoring keeps that, too. */
+static void a_separate_head(void **state)
+{
+	static const char *const head[] = { "bf16", "int4", "rescored" };
+	const size_t table = 8192 * 512 * 2, packed = 8192 * (512 / 2 + 4 * 2);
+	struct td_dev_options opt = { .threads = 1, .slots = 1 };
+	const struct td_ops *ops = &td_cpu_ops;
+	struct td_target_weights *w[3];
+	struct td_dev *dev;
+	char print[256];
+	size_t plan[3];
+
+	(void)state;
+	untie();
+	OK(ops->open(&dev, &opt, &err));
+	for (int i = 0; i < 3; i++) {
+		int form = td_form_head(head[i], NULL, 0);
+
+		OK(td_target_weights_load(ops, dev, scratch, &(struct td_load){ .form = form }, &w[i], print, &err));
+		OK(td_target_weights_plan(ops, scratch, form, &plan[i], &err));
+		assert_int_equal(w[i]->arena.size, plan[i]);
+		assert_int_equal(w[i]->head.kind, i ? TD_W_INT4 : TD_W_BF16);
+		assert_true((w[i]->exact.data != NULL) == (i == 2));
+	}
+	assert_ptr_not_equal(w[0]->head.data, w[0]->embed.data);
+	assert_ptr_not_equal(w[2]->exact.data, w[2]->embed.data);
+	assert_memory_equal(w[2]->exact.data, w[0]->head.data, table);
+	assert_memory_equal(w[2]->head.data, w[1]->head.data, packed);
+	assert_true(apart(ops, dev, &w[0]->head, &w[1]->head) < 0.13);
+	/* whole arenas are multiples of 2 MiB */
+	assert_true(plan[0] - plan[1] > table - packed - (2 << 20) && plan[0] - plan[1] < table - packed + (2 << 20));
+	assert_true(plan[2] - plan[0] < packed + (2 << 20) && plan[2] - plan[0] >= packed - (2 << 20));
+	for (int i = 0; i < 3; i++)
+		td_target_weights_free(ops, dev, w[i]);
+	ops->close(dev);
+}
+
 /* The loader on a file of one table: at an odd address too; what can't be quantised is refused with what to do, and nothing is written before that. */
 static int load_one(int rows, int cols, int odd, size_t bad, struct td_linear *w)
 {
@@ -350,6 +420,7 @@ int main(void)
 		cmocka_unit_test(rows_do_not_depend_on_others),
 		cmocka_unit_test(auto_is_as_the_other_maps),
 		cmocka_unit_test(a_quantised_head_is_the_head),
+		cmocka_unit_test_setup_teardown(a_separate_head, scratch_setup, scratch_teardown),
 		cmocka_unit_test_setup_teardown(the_loader_quantises_or_refuses, scratch_setup, scratch_teardown),
 	};
 
