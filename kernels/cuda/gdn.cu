@@ -2,8 +2,8 @@
  * gdn.cu: the Gated DeltaNet layer in one launch: causal convolution, silu, L2 norms, gates, delta rule, gated norm (qwen35 3.4, 3.8).
  *
  * Work: the columns of a state matrix (k_dim, v_dim) evolve apart from each other, so a block owns 32 columns of one value head of one sequence.
- * Its first warps, the steppers, keep them in registers from the first token to the last: four columns a warp, eight lanes (parts) a column, each with
- * every eighth run of four rows.
+ * Its first warps, the steppers, keep them in registers from the first token to the last: four columns a warp, 16 lanes (parts) for each two columns,
+ * every one with each 16th run of four rows.
  *
  *	before the kernel before this one has ended (p.early):
  *		state -> registers; tail and rows to replay -> shared memory; prepare the latter, step through them
@@ -17,33 +17,34 @@
  * it for all, and with more rows than a block of verification a second kernel.
  *
  * Latency is all there is: 4 MB move in a microsecond, but a chain of loads, norms and 21 tokens lies between input and output. So a token's chain is
- * one dot product, three shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
- * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through. A token costs 128 multiply-adds a scheduler and little else:
- * two steppers share a scheduler, so that one's shuffles pass under the other's sums (the compiler would not do that within one warp).
+ * one dot product, four shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
+ * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through. A token costs a scheduler 128 multiply-adds and about 70 other
+ * instructions, and the reads of k and q as many cycles of shared memory: a lane's word takes its time there though others read the same one, so a
+ * lane has two columns for each word. (With one column, 8 parts: 350 cycles a token measured.) Two steppers share a scheduler, so that one's shuffles
+ * pass under the other's sums; the compiler would not do that within one warp.
  *
  * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
  * order, so they agree to the bit, wherever a prompt is cut.
  *
  * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring, so these are overwritten by the last of them to say that
- * it has read them: that is early, beside the steps, and nobody waits for it.
+ * it has read them: that is before the steps, and nobody waits for the answer.
  */
 #include "kernels/cuda/gdn.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 8, KEEPERS = WARPS - STEPPERS, WINDOW = 16, RING = 24, MAX_SLICES = 4 };
+enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 16, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS };
+enum { WINDOW = 16, RING = 24, MAX_SLICES = 4 };
 
 /*
  * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice | z of the slice] in pieces of
  * eight channels, of which tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
  */
-struct __align__(16) gate {
-	float decay, beta, kq, both; /* both: -beta * decay */
-};
 template <int KD> struct window {
 	enum { KEPT = (2 * KD + COLS) / 8, PIECES = KEPT + COLS / 8 };
 	uint4 raw[RING * PIECES];
 	float k[WINDOW * KD], q[WINDOW * KD], v[WINDOW * COLS];
-	struct gate gate[WINDOW];
-	float o[WINDOW * COLS * PARTS];
+	float2 gate[WINDOW]; /* decay, beta */
+	float kq[WINDOW], d[WINDOW * COLS];
+	float o[WINDOW * COLS * SHARES];
 	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
 	float norm[COLS]; /* weights of the gated norm */
 	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head, counted by */
@@ -53,7 +54,7 @@ template <int KD> struct window {
 /* Where a thread's work lies. Value heads of VD columns, or of any number where VD is 0. */
 struct place {
 	int lane, warp, head, k_head, col0, channel; /* channel: of the slice's first column among the channels of the convolution */
-	int part, col; /* of a stepper, in the slice */
+	int part, col; /* of a stepper, in the slice: it has two columns */
 	int v_dim, slices;
 };
 
@@ -70,7 +71,7 @@ template <int KD, int VD> static __device__ __forceinline__ struct place find_pl
 	at.col0 = blockIdx.x % at.slices * COLS;
 	at.channel = 2 * p.w.k_heads * KD + at.head * at.v_dim + at.col0;
 	at.part = at.lane % PARTS;
-	at.col = at.warp * (32 / PARTS) + at.lane / PARTS;
+	at.col = (at.warp * (32 / PARTS) + at.lane / PARTS) * 2;
 	return at;
 }
 
@@ -144,11 +145,8 @@ static __device__ __forceinline__ void make_gate(const struct place &at, float v
 	float beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
 
 	decay = __shfl_xor_sync(~0u, decay, WINDOW);
-	if (at.lane < WINDOW) {
-		x.gate[at.lane].decay = decay;
-		x.gate[at.lane].beta = beta;
-		x.gate[at.lane].both = -beta * decay;
-	}
+	if (at.lane < WINDOW)
+		x.gate[at.lane] = make_float2(decay, beta);
 }
 
 /* Convolution, silu and norms of token t of a window that begins at token t0 of the stream, by a warp. */
@@ -183,18 +181,20 @@ template <int KD> static __device__ __forceinline__ void prepare(const struct pl
 	store_lane<N>(x.k + t * KD + at.lane * N, b, kk);
 	x.v[t * COLS + at.lane] = conv(x.taps[2 * KD + at.lane], v[0], v[1], v[2], v[3]);
 	if (at.lane == 0)
-		x.gate[t].kq = kq;
+		x.kq[t] = kq;
 }
 
 /*
- * n tokens on this lane's part of its column. k of a token is kept in registers from its dot product to its update, and there the next token's takes
- * its place. Each token leaves this part's share of o.
+ * n tokens on this lane's part of its two columns. k of a token is kept in registers from its dot product to its update, and there the next token's takes
+ * its place. Sums go through the warp as the lane's first or second column's by the lane's parity: half as many shuffles. Each token leaves d, and this
+ * and the next lane's share of q times the old state.
  */
-template <int KD> static __device__ __forceinline__ void step(struct window<KD> &x, const struct place &at, int n, float state[KD / PARTS])
+template <int KD> static __device__ __forceinline__ void step(struct window<KD> &x, const struct place &at, int n, float state[2][KD / PARTS])
 {
 	enum { RUNS = KD / (4 * PARTS) };
 	const float4 *k_sh = (const float4 *)x.k + at.part, *q_sh = (const float4 *)x.q + at.part;
-	float *o_sh = x.o + at.col * PARTS + at.part, once = __shfl_sync(~0u, at.part == 0 ? 1.0f : 0.0f, at.lane); /* or it would be made anew each time */
+	int odd = __shfl_sync(~0u, at.part & 1, at.lane), own = at.col + odd; /* a shuffle, or it would be made anew each time */
+	float *o_sh = x.o + own * SHARES + at.part / 2;
 	float4 k[RUNS];
 
 #pragma unroll
@@ -202,8 +202,8 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 		k[j] = k_sh[j * PARTS];
 #pragma unroll 2
 	for (int t = 0; t < n; t++) {
-		struct gate g = x.gate[t];
-		float v = x.v[t * COLS + at.col] * g.beta, r[4] = {}, e[4] = {}, d;
+		float2 gate = x.gate[t];
+		float v = x.v[t * COLS + own], r[2][2] = {}, e[2][2] = {}, d[2], sum;
 		float4 q[RUNS];
 
 #pragma unroll
@@ -212,49 +212,63 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 		q_sh += KD / 4;
 		k_sh += KD / 4; /* behind the last token lies something else, which is read and not used */
 #pragma unroll
+		for (int j = 0; j < RUNS; j++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				r[c][0] = fmaf(state[c][j * 4], k[j].x, r[c][0]);
+				r[c][1] = fmaf(state[c][j * 4 + 1], k[j].y, r[c][1]);
+				r[c][0] = fmaf(state[c][j * 4 + 2], k[j].z, r[c][0]);
+				r[c][1] = fmaf(state[c][j * 4 + 3], k[j].w, r[c][1]);
+			}
+		r[0][0] += r[0][1];
+		r[1][0] += r[1][1];
+		sum = (odd ? r[1][0] : r[0][0]) + __shfl_xor_sync(~0u, odd ? r[0][0] : r[1][0], 1);
+#pragma unroll
+		for (int m = 2; m < PARTS; m <<= 1)
+			sum += __shfl_xor_sync(~0u, sum, m);
+#pragma unroll
+		for (int j = 0; j < RUNS; j++)
+#pragma unroll
+			for (int c = 0; c < 2; c++) {
+				e[c][0] = fmaf(state[c][j * 4], q[j].x, e[c][0]);
+				e[c][1] = fmaf(state[c][j * 4 + 1], q[j].y, e[c][1]);
+				e[c][0] = fmaf(state[c][j * 4 + 2], q[j].z, e[c][0]);
+				e[c][1] = fmaf(state[c][j * 4 + 3], q[j].w, e[c][1]);
+			}
+		sum = gate.y * fmaf(-gate.x, sum, v);
+		if (at.part < 2)
+			x.d[t * COLS + own] = sum;
+		d[1] = __shfl_xor_sync(~0u, sum, 1);
+		d[0] = odd ? d[1] : sum;
+		d[1] = odd ? sum : d[1];
+#pragma unroll
 		for (int j = 0; j < RUNS; j++) {
-			r[0] = fmaf(state[j * 4], k[j].x, r[0]);
-			r[1] = fmaf(state[j * 4 + 1], k[j].y, r[1]);
-			r[2] = fmaf(state[j * 4 + 2], k[j].z, r[2]);
-			r[3] = fmaf(state[j * 4 + 3], k[j].w, r[3]);
-		}
-		d = (r[0] + r[1]) + (r[2] + r[3]);
 #pragma unroll
-		for (int m = 1; m < PARTS; m <<= 1)
-			d += __shfl_xor_sync(~0u, d, m);
-#pragma unroll
-		for (int j = 0; j < RUNS; j++) {
-			e[0] = fmaf(state[j * 4], q[j].x, e[0]);
-			e[1] = fmaf(state[j * 4 + 1], q[j].y, e[1]);
-			e[2] = fmaf(state[j * 4 + 2], q[j].z, e[2]);
-			e[3] = fmaf(state[j * 4 + 3], q[j].w, e[3]);
-		}
-#pragma unroll
-		for (int i = 0; i < KD / PARTS; i++)
-			state[i] *= g.decay;
-		d = fmaf(g.both, d, v);
-#pragma unroll
-		for (int j = 0; j < RUNS; j++) {
-			state[j * 4] = fmaf(k[j].x, d, state[j * 4]);
-			state[j * 4 + 1] = fmaf(k[j].y, d, state[j * 4 + 1]);
-			state[j * 4 + 2] = fmaf(k[j].z, d, state[j * 4 + 2]);
-			state[j * 4 + 3] = fmaf(k[j].w, d, state[j * 4 + 3]);
+			for (int c = 0; c < 2; c++) {
+				state[c][j * 4] = fmaf(k[j].x, d[c], state[c][j * 4] * gate.x);
+				state[c][j * 4 + 1] = fmaf(k[j].y, d[c], state[c][j * 4 + 1] * gate.x);
+				state[c][j * 4 + 2] = fmaf(k[j].z, d[c], state[c][j * 4 + 2] * gate.x);
+				state[c][j * 4 + 3] = fmaf(k[j].w, d[c], state[c][j * 4 + 3] * gate.x);
+			}
 			k[j] = k_sh[j * PARTS];
 		}
-		e[0] = (e[0] + e[1]) + (e[2] + e[3]);
-		*o_sh = fmaf(g.decay, e[0], d * (g.kq * once));
-		o_sh += COLS * PARTS;
+		e[0][0] += e[0][1];
+		e[1][0] += e[1][1];
+		*o_sh = (odd ? e[1][0] : e[0][0]) + __shfl_xor_sync(~0u, odd ? e[0][0] : e[1][0], 1);
+		o_sh += COLS * SHARES;
 	}
 }
 
 /* Two neighbouring columns of o of a window's row, from their shares. */
-static __device__ __forceinline__ float2 sum_shares(const float *o_sh, int row, int col)
+template <int KD> static __device__ __forceinline__ float2 sum_shares(const struct window<KD> &x, int row, int col)
 {
-	const float4 *share = (const float4 *)(o_sh + (row * COLS + col) * PARTS);
+	const float4 *share = (const float4 *)(x.o + (row * COLS + col) * SHARES);
 	float4 a = share[0], b = share[1], c = share[2], d = share[3];
+	float decay = x.gate[row].x, kq = x.kq[row];
 
-	static_assert(PARTS == 8, "two words of four for each column");
-	return make_float2(((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)), ((c.x + c.y) + (c.z + c.w)) + ((d.x + d.y) + (d.z + d.w)));
+	static_assert(SHARES == 8, "two words of four for each column");
+	return make_float2(fmaf(decay, ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)), x.d[row * COLS + col] * kq),
+			   fmaf(decay, ((c.x + c.y) + (c.z + c.w)) + ((d.x + d.y) + (d.z + d.w)), x.d[row * COLS + col + 1] * kq));
 }
 
 /*
@@ -273,7 +287,7 @@ static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p,
 	if (at.warp >= WINDOW * COLS / 64)
 		return;
 	if (row < n)
-		o = sum_shares(x.o, row, lane * 2);
+		o = sum_shares(x, row, lane * 2);
 	sum = slice_squares(o);
 	if (lane < MAX_SLICES)
 		inbox_send(&x.inbox, &x.squares[slice * WINDOW + row], lane, sum);
@@ -289,17 +303,17 @@ static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p,
 	}
 }
 
-/* `kept`: the first of this lane's rows, in its column. */
-static __device__ __forceinline__ float *state_row(float *kept, const struct place &at, int i)
+/* `kept`: the first of this lane's rows, in its two columns. */
+static __device__ __forceinline__ float2 *state_row(float *kept, const struct place &at, int i)
 {
-	return kept + ((i >> 2) * 4 * PARTS + (i & 3)) * at.v_dim;
+	return (float2 *)(kept + ((i >> 2) * 4 * PARTS + (i & 3)) * at.v_dim);
 }
 
-template <int KD> static __device__ __forceinline__ void store_state(float *kept, const struct place &at, const float state[KD / PARTS])
+template <int KD> static __device__ __forceinline__ void store_state(float *kept, const struct place &at, const float state[2][KD / PARTS])
 {
 #pragma unroll
 	for (int i = 0; i < KD / PARTS; i++)
-		*state_row(kept, at, i) = state[i];
+		*state_row(kept, at, i) = make_float2(state[0][i], state[1][i]);
 }
 
 /* Arrival counters of a sequence: one for each keeper warp of a key head, one for each value head. */
@@ -308,21 +322,27 @@ static __device__ __forceinline__ unsigned *counters(const struct gdn_args &p)
 	return p.counter + blockIdx.z * (KEEPERS * p.w.k_heads + p.w.v_heads);
 }
 
+/* Is this block the last of the key head to have read the old tail and ring? A keeper's answer, in its first lane: each counts for itself. */
+static __device__ __forceinline__ int last_reader(const struct gdn_args &p, const struct place &at)
+{
+	unsigned all = p.group * at.slices;
+
+	return at.lane == 0 && count_reader(counters(p) + at.k_head * KEEPERS + at.warp - STEPPERS, all) == all - 1;
+}
+
 /*
  * With the last window: the warps that do not step bring tail and ring up to date from the raw rows. The values' channels are this block's own; q, k, b
- * and a are written by the last block of the key head that comes here, for by then all have read them. Each warp counts for itself, so none waits for
- * another.
+ * and a are written by the last block of the key head to have read them.
  */
 template <int KD>
-static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x)
+static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x,
+					    int last)
 {
 	enum { KEPT = window<KD>::KEPT, Q_K = 2 * KD / 8 };
-	unsigned all = p.group * at.slices;
-	int warp = at.warp - STEPPERS, i = warp * 32 + at.lane, rows = s.commit ? 0 : s.rows, first = s.replay + (s.commit ? s.rows : 0), last;
+	int i = (at.warp - STEPPERS) * 32 + at.lane, rows = s.commit ? 0 : s.rows, first = s.replay + (s.commit ? s.rows : 0);
 	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels;
 	bf16 *ring = (bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels;
 
-	last = at.lane == 0 ? count_arrival(counters(p) + at.k_head * KEEPERS + warp, all) == all - 1 : 0;
 	last = __shfl_sync(~0u, last, 0);
 #pragma unroll 2
 	for (int id = i; id < (TD_CONV_TAIL + rows) * KEPT; id += KEEPERS * 32) {
@@ -333,10 +353,12 @@ static __device__ __forceinline__ void keep(const struct gdn_args &p, const stru
 			*(uint4 *)(to + channel) = x.raw[(first + row) % RING * window<KD>::PIECES + piece];
 	}
 #pragma unroll 1
-	for (int id = i; last && id < rows * 2 * p.group; id += KEEPERS * 32) {
+	for (int id = i; id < rows * 2 * p.group; id += KEEPERS * 32) {
 		int r = id / (2 * p.group), j = id % (2 * p.group), column = at.k_head * p.group + j + (j < p.group ? 0 : p.w.v_heads - p.group);
+		float v = read_ba(p, s.row0 + r, column);
 
-		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = read_ba(p, s.row0 + r, column);
+		if (last)
+			p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = v;
 	}
 }
 
@@ -350,8 +372,8 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 	struct window<KD> &x = *(struct window<KD> *)memory;
 	struct place at = find_place<KD, VD>(p);
 	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2;
-	float state[KD / PARTS] = {}, *kept, rate = -expf(p.w.a_log[at.head]), bias = p.w.dt_bias[at.head];
-	int t0 = 0, n, fresh, total;
+	float state[2][KD / PARTS] = {}, *kept, rate = -expf(p.w.a_log[at.head]), bias = p.w.dt_bias[at.head];
+	int t0 = 0, n, fresh, total, last;
 	struct pieces<KD> mine;
 	struct td_seq s;
 
@@ -374,8 +396,12 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 	kept = p.st.s + (((size_t)s.slot * p.w.v_heads + at.head) * KD + at.part * 4) * at.v_dim + at.col0 + at.col;
 #pragma unroll
 	for (int i = 0; i < KD / PARTS; i++)
-		if (steps)
-			state[i] = __ldcg(state_row(kept, at, i));
+		if (steps) {
+			float2 v = __ldcg(state_row(kept, at, i));
+
+			state[0][i] = v.x;
+			state[1][i] = v.y;
+		}
 	load_kept<KD>(p, s, at, x);
 	find_pieces<KD>(p, at, mine);
 #pragma unroll 1
@@ -405,6 +431,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 				x.raw[(t0 + TD_CONV_TAIL + mine.row[i]) % RING * window<KD>::PIECES +
 				      (threadIdx.x + i * THREADS) % window<KD>::PIECES] = raw[i];
 		__syncthreads();
+		last = at.warp >= STEPPERS && fresh && t0 + n == total ? last_reader(p, at) : 0; /* an answer that takes long */
 #pragma unroll 1
 		for (int t = at.warp; t < n; t += WARPS)
 			prepare<KD>(at, t0, t, x);
@@ -414,7 +441,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 		if (at.warp < STEPPERS)
 			step<KD>(x, at, n, state);
 		else if (fresh && t0 + n == total)
-			keep<KD>(p, s, at, x);
+			keep<KD>(p, s, at, x, last);
 		__syncthreads();
 		if (CLUSTER && fresh) { /* there is one such window */
 			norm_in_cluster<KD>(p, s, at, t0, n, x);
@@ -422,7 +449,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 		}
 		if (fresh && row < n && at.col0 + pair < at.v_dim)
 			*(float2 *)(p.o + ((size_t)(s.row0 + t0 - s.replay + row) * p.w.v_heads + at.head) * at.v_dim + at.col0 + pair) =
-				sum_shares(x.o, row, pair);
+				sum_shares(x, row, pair);
 		t0 += n;
 	} while (!fresh || t0 < total);
 	if (steps && s.commit)

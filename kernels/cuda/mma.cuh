@@ -83,6 +83,15 @@ static __device__ __forceinline__ unsigned count_arrival(unsigned *counter, unsi
 	return before;
 }
 
+/* The same for readers: the n-th may overwrite what all have read, as their loads had returned before they came. No fence, which would wait for writes. */
+static __device__ __forceinline__ unsigned count_reader(unsigned *counter, unsigned n)
+{
+	unsigned before;
+
+	asm volatile("atom.relaxed.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(n - 1) : "memory");
+	return before;
+}
+
 /*
  * Programmatic dependent launch (td__cuda_launch, compute capability 9.0 on; nothing before it): a kernel may start while the one before it still runs.
  * after_previous waits until all earlier kernels ended and their writes are seen: every thread of every kernel launched so calls it, before it touches

@@ -157,6 +157,11 @@ static inline unsigned count_arrival(unsigned *counter, unsigned n)
 	return before;
 }
 
+static inline unsigned count_reader(unsigned *counter, unsigned n)
+{
+	return count_arrival(counter, n);
+}
+
 static inline uint32_t shared_address(const void *p)
 {
 	return emu::shared_address(p);
