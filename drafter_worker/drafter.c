@@ -201,9 +201,10 @@ static int plan(struct td_drafter *d, const struct td_step *s, struct td_batch *
 }
 
 /* Rows of a prompt are appended by themselves; those of a verify together with the drafts that follow, as one step that is kept for the next time.
- * *drafted: somebody got drafts. */
-static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, struct td_error *err)
+ * *drafted: somebody got drafts. *us: the step's time, that of the device where it was one. */
+static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, uint64_t *us, struct td_error *err)
 {
+	uint64_t began = td_now_us();
 	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
 	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
 	uint32_t buffer = s->number % TD_FEATURE_BUFS;
@@ -221,8 +222,11 @@ static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, s
 		d->ops->batch_set(d->dev, &append);
 		td__drafter_append(d, &append, td_rows(features, 0, append.n_rows));
 	}
-	if (!*drafted)
-		return d->ops->sync(d->dev, err);
+	if (!*drafted) {
+		rc = d->ops->sync(d->dev, err);
+		*us = td_now_us() - began;
+		return rc;
+	}
 	if (together)
 		step.batch[step.n++] = &append;
 	step.batch[step.n++] = &block;
@@ -233,7 +237,9 @@ static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, s
 		td__drafter_block(d, &block);
 		d->ops->replay_end(d->dev);
 	}
-	return d->ops->replay_wait(d->dev, err);
+	rc = d->ops->replay_wait(d->dev, err);
+	*us = together ? (uint64_t)d->ops->elapsed_us(d->dev, TD_MARK_BEGIN, TD_MARK_END) : td_now_us() - began;
+	return rc;
 }
 
 static void reset(struct td_drafter *d)
@@ -252,7 +258,7 @@ static void reset(struct td_drafter *d)
 
 int td_drafter_work(struct td_drafter *d, struct td_error *err)
 {
-	uint64_t target = atomic_load(&d->shm->target.value), next = td_step_value(d->epoch, d->step + 1), before = td_now_us();
+	uint64_t target = atomic_load(&d->shm->target.value), next = td_step_value(d->epoch, d->step + 1), us;
 	const struct td_step *s = &d->shm->step[(d->step + 1) % TD_STEPS];
 	int rc, drafted;
 
@@ -264,14 +270,13 @@ int td_drafter_work(struct td_drafter *d, struct td_error *err)
 		return 0;
 	if (s->epoch != d->epoch || s->number != d->step + 1 || s->n_entries < 0 || s->n_entries > d->n_slots || s->n_rows > d->rows_max)
 		return td_error_set(err, TD_E_INTERNAL, "drafter: expected the record of step %u, found that of step %u", d->step + 1, s->number);
-	if ((rc = follow(d, s, &drafted, err)))
+	if ((rc = follow(d, s, &drafted, &us, err)))
 		return rc;
 	d->step++;
-	before = td_now_us() - before;
 	atomic_fetch_add(&d->shm->stats_drafter.progress, 1);
 	atomic_fetch_add(&d->shm->stats_drafter.steps, 1);
-	atomic_fetch_add(&d->shm->stats_drafter.step_us, before);
-	atomic_fetch_add(&d->shm->stats_drafter.draft_us, drafted ? before : 0);
+	atomic_fetch_add(&d->shm->stats_drafter.step_us, us);
+	atomic_fetch_add(&d->shm->stats_drafter.draft_us, drafted ? us : 0);
 	td_flag_set(&d->shm->drafter, next, &d->shm->bell_target); /* last: the target may take this processor at once */
 	return 1;
 }

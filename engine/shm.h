@@ -149,10 +149,10 @@ struct td_step {
 struct td_worker_stats { /* written by the worker alone, read by tandemd at leisure; microseconds and counts since start */
 	_Atomic uint64_t progress; /* changes whenever the worker got something done: the watchdog's evidence */
 	_Atomic uint64_t busy; /* 1 while the worker itself works; 0 while it waits for a command or for the other worker */
-	_Atomic uint64_t steps, step_us; /* drafts or verifies, time in them */
-	_Atomic uint64_t wait_us; /* target: from the end of a step to the start of the verify that needed its drafts; less the drafter's step_us it is the channels' cost */
+	_Atomic uint64_t steps, step_us; /* drafts or verifies, time of the device in them: target, up to the last layer */
+	_Atomic uint64_t wait_us; /* target: from the end of a step to that of the verify that needed its drafts, its own device time left out; less the drafter's draft_us it is what hand-overs cost: an idle device */
 	_Atomic uint64_t prefill_tokens, prefill_us;
-	_Atomic uint64_t commit_us; /* target: after the forward: accept, records */
+	_Atomic uint64_t commit_us; /* target: time of the device after the layers: head, accept */
 	_Atomic uint64_t draft_us; /* drafter: of step_us, the steps that drafted */
 	/* target, prefix cache: requests that asked, of these found something, tokens found, pages evicted; now: pages that only the cache holds, states */
 	_Atomic uint64_t prefix_lookups, prefix_hits, prefix_hit_tokens, prefix_evicted;

@@ -395,6 +395,11 @@ static void decode_tell(struct td_target *t, struct plan *p, uint64_t us)
 		t->draft_us = worked;
 }
 
+/* Of the device, in a step. */
+struct times {
+	uint64_t forward, accept;
+};
+
 static void accept_batch(struct td_target *t, const struct td_batch *b, struct td_tensor logits)
 {
 	if (t->o.assume)
@@ -436,12 +441,11 @@ static int decode_accept(struct td_target *t, struct plan *p, struct td_error *e
 
 /*
  * The whole step in one go, as it is kept for the next time. Refed ids come from the host, and masks are made there while the device works on the
- * forward: such steps are cut in two behind it. *forward_us: how long after the beginning the forward had ended.
+ * forward: such steps are cut in two behind it.
  */
-static int decode_run(struct td_target *t, struct plan *p, uint64_t *forward_us, struct td_error *err)
+static int decode_run(struct td_target *t, struct plan *p, struct times *us, struct td_error *err)
 {
 	int cut = 0, refed = 0, rc;
-	uint64_t accept_us;
 	struct td_replay step = {.who = t, .ctx_max = t->shm->cfg.context, .n = 1, .batch = {&p->batch}};
 
 	for (int i = 0; i < p->batch.n_seq; i++) {
@@ -461,35 +465,40 @@ static int decode_run(struct td_target *t, struct plan *p, uint64_t *forward_us,
 		td__constrain_masks(t, &p->batch);
 	if ((rc = t->ops->replay_wait(t->dev, err)))
 		return rc;
-	*forward_us = td_now_us() - p->began;
-	if (cut)
-		return decode_accept(t, p, err);
-	accept_us = (uint64_t)t->ops->elapsed_us(t->dev, TD_MARK_HEAD, TD_MARK_END);
-	*forward_us -= accept_us < *forward_us ? accept_us : *forward_us;
-	return 0;
+	if (!cut) {
+		us->forward = (uint64_t)t->ops->elapsed_us(t->dev, TD_MARK_BEGIN, TD_MARK_HEAD);
+		us->accept = (uint64_t)t->ops->elapsed_us(t->dev, TD_MARK_HEAD, TD_MARK_END);
+		return 0;
+	}
+	us->forward = (uint64_t)t->ops->elapsed_us(t->dev, TD_MARK_BEGIN, TD_MARK_END);
+	us->accept = td_now_us();
+	rc = decode_accept(t, p, err);
+	us->accept = td_now_us() - us->accept;
+	return rc;
 }
 
 int td__target_decode(struct td_target *t, struct td_error *err)
 {
 	struct plan p;
+	struct times us = {0};
+	uint64_t ended = t->ended_us, whole;
 	int rc;
-	uint64_t forward_us, accepted, ended = t->ended_us;
 
 	if ((rc = step_begin(t, &p, err)))
 		return rc;
 	decode_plan(t, &p);
-	if (p.batch.max_rows > 1 && ended) /* the hand-over to the drafter, its work, the hand-over back */
-		add(&t->shm->stats_target.wait_us, p.began - ended);
 	td_fault_spot("target.step");
 	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
-	if ((rc = decode_run(t, &p, &forward_us, err)))
+	if ((rc = decode_run(t, &p, &us, err)))
 		return rc;
-	accepted = td_now_us();
-	decode_tell(t, &p, accepted - p.began);
+	decode_tell(t, &p, td_now_us() - p.began);
 	step_end(t, &p);
 	add(&t->shm->stats_target.steps, 1);
-	add(&t->shm->stats_target.step_us, forward_us);
-	add(&t->shm->stats_target.commit_us, t->ended_us - p.began - forward_us);
+	add(&t->shm->stats_target.step_us, us.forward);
+	add(&t->shm->stats_target.commit_us, us.accept);
+	whole = t->ended_us - ended;
+	if (p.batch.max_rows > 1 && ended && whole > us.forward + us.accept) /* the hand-over to the drafter, its work, the hand-over back */
+		add(&t->shm->stats_target.wait_us, whole - us.forward - us.accept);
 	return 1;
 }
 
