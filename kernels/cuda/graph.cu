@@ -20,17 +20,18 @@
 
 #include "kernels/cuda/internal.cuh"
 
-enum { KEPT = 64, CHECK_US = 100, FINE = 512, COARSE = 1024, FINE_END = 4096 };
+enum { KEPT = 64, CHECK_US = 100 };
 
 /* What the launches of a step are made of; compared as bytes. */
 struct form {
 	const void *who;
 	uint32_t what;
 	int ctx_max;
-	size_t n; /* as wide as who: no bytes between the fields */
+	int n;
 	struct {
-		int n_seq, n_rows, max_rows, max_ctx;
+		int n_seq, n_rows, max_rows;
 	} batch[TD_REPLAY_BATCHES];
+	int none; /* no bytes between the fields or behind them */
 };
 
 struct kept {
@@ -156,15 +157,6 @@ int td__cuda_recording(const struct td_dev *dev)
 
 /* ---- the form of a step ------------------------------------------------------------------------------------------------------------- */
 
-/* Grids over the context are those of a bucket's end: blocks beyond a row's own context have nothing to do, so this changes no result. Rows come in eights,
- * as the products take them; those that are no sequence's are multiplied for nothing. */
-static int bucket(int ctx, int ctx_max)
-{
-	int step = ctx <= FINE_END ? FINE : COARSE, end = div_up(ctx, step) * step;
-
-	return end < ctx_max ? end : ctx_max;
-}
-
 static int check(struct td_dev *dev, const struct td_replay *r, const struct td_batch *b)
 {
 	int ok = b->n_seq >= 1 && b->n_seq <= dev->batch_cap && b->max_ctx <= r->ctx_max;
@@ -182,24 +174,26 @@ static int check(struct td_dev *dev, const struct td_replay *r, const struct td_
 	return ok ? 0 : -1;
 }
 
+/* Rows come in eights, as the products take them; those that are no sequence's are multiplied for nothing. No grid hangs on the context today; if one
+ * does, it is that of the longest. */
 static int form_of(struct td_dev *dev, const struct td_replay *r, struct form *f)
 {
 	memset(f, 0, sizeof(*f));
 	f->who = r->who;
 	f->what = r->what;
 	f->ctx_max = r->ctx_max;
-	f->n = (size_t)r->n;
+	f->n = r->n;
 	for (int i = 0; i < r->n; i++) {
 		struct td_batch *b = r->batch[i];
 
 		if (check(dev, r, b))
 			return -1;
-		b->max_ctx = bucket(b->max_ctx, r->ctx_max);
+		b->max_ctx = r->ctx_max;
 		if (b->n_rows > b->n_seq) {
 			b->n_rows = div_up(b->n_rows, 8) * 8;
 			b->max_rows = TD_BLOCK_MAX;
 		}
-		f->batch[i] = {b->n_seq, b->n_rows, b->max_rows, b->max_ctx};
+		f->batch[i] = {b->n_seq, b->n_rows, b->max_rows};
 	}
 	return 0;
 }
