@@ -99,7 +99,7 @@ struct tandem *td_common_connect(const struct td_common *c, const char *command,
 
 	if (!t) {
 		td_common_say_error(c, command, &err);
-		*code = TD_EXIT_NO_DAEMON;
+		*code = err.code == TANDEM_E_PERMISSION ? TD_EXIT_FAILED : TD_EXIT_NO_DAEMON; /* it is there, but not for this user */
 	}
 	return t;
 }

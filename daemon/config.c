@@ -599,8 +599,8 @@ void td_daemon_config_help(FILE *out)
 	      out);
 	for (int i = 0; i < N_SETTINGS; i++) {
 		const struct setting *s = &settings[i];
-		const char *def = s->def ? s->def : !strcmp(s->key, "socket") ? "$XDG_RUNTIME_DIR/tandem/tandem.sock, or /run/tandem/tandem.sock for root"
-								      : "$XDG_RUNTIME_DIR/tandem, or /run/tandem for root";
+		const char *def = s->def ? s->def : !strcmp(s->key, "socket") ? "$RUNTIME_DIRECTORY/tandem.sock as a service, else $XDG_RUNTIME_DIR/tandem/tandem.sock, or /run/tandem/tandem.sock for root"
+								      : "$RUNTIME_DIRECTORY as a service, else $XDG_RUNTIME_DIR/tandem, or /run/tandem for root";
 		char name[128];
 
 		if (strcmp(section, s->section))

@@ -149,8 +149,10 @@ static int check_message(const struct td_chat *chat, int i, struct td_error *err
 	if ((code = check_text(i, "content", m->content, err)) || (code = check_text(i, "reasoning_content", m->reasoning, err)))
 		return code;
 	for (c = 0; c < m->n_calls; c++) {
-		if (!m->call[c].name)
+		if (!m->call[c].name || !*m->call[c].name)
 			return td_error_set(err, TD_E_INVALID, "messages[%d].tool_calls[%d] has no name", i, c);
+		if (strpbrk(m->call[c].name, "\r\n>")) /* it ends a call's head in the model's own form */
+			return td_error_set(err, TD_E_INVALID, "messages[%d].tool_calls[%d]: a name holds a line end or \">\"", i, c);
 		if ((code = check_text(i, "tool_calls: a name", m->call[c].name, err)))
 			return code;
 	}

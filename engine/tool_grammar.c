@@ -133,6 +133,8 @@ static int calls(struct td__schema *c, json_t *functions, const char *choice, in
 
 		if (!name || !*name)
 			return td_error_set(c->err, TD_E_INVALID, "tools[%zu] has no name", i);
+		if (strpbrk(name, "\r\n>"))
+			return td_error_set(c->err, TD_E_INVALID, "tools[%zu]: its name holds a line end or \">\"", i);
 		if (!any && strcmp(choice, name))
 			continue;
 		found = 1;

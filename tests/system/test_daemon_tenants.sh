@@ -74,6 +74,9 @@ hello
 expect "tag=0 error code=permission_denied text=user"
 eof
 END
+# A daemon that is there and won't have one isn't a missing one.
+"$BIN/tandem" run --socket "$SOCK" hi >"$OUT" 2>&1
+[ $? = 1 ] && grep -q user "$OUT" || fail "tandem run, refused: $(cat "$OUT")"
 stop
 start --config "$INI" --tenants.unknown=default
 raw <<'END'

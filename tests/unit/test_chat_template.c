@@ -363,6 +363,12 @@ static void test_what_is_refused(void **state)
 	call.arguments = NULL;
 	call.name = NULL;
 	expect_refused(&chat, "messages[1].tool_calls[0] has no name");
+	call.name = "";
+	expect_refused(&chat, "messages[1].tool_calls[0] has no name");
+	call.name = "f\ng";
+	expect_refused(&chat, "a name holds a line end");
+	call.name = "f>";
+	expect_refused(&chat, "a name holds a line end");
 	call.name = "\xff";
 	expect_refused(&chat, "messages[1].tool_calls");
 	call.name = "f";
