@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,6 +139,7 @@ static void open_device(struct td_worker *w)
 {
 	struct td_dev_options opt = {.threads = (int)w->cfg->threads, .slots = w->shm->cfg.slots};
 	struct td_error err;
+	cpu_set_t mine;
 
 	w->ops = td_ops_find(!strcmp(w->cfg->device, "auto") ? "cuda" : w->cfg->device, &err);
 	if (!w->ops && !strcmp(w->cfg->device, "auto")) {
@@ -147,7 +149,7 @@ static void open_device(struct td_worker *w)
 	if (!w->ops || w->ops->open(&w->dev, &opt, &err))
 		td_worker_fail(w, &err);
 	open_exchange(w);
-	if (!w->shm->cfg.host_exchange && sysconf(_SC_NPROCESSORS_ONLN) > 2) /* one for each worker, one for tandemd */
+	if (!w->shm->cfg.host_exchange && sched_getaffinity(0, sizeof(mine), &mine) == 0 && CPU_COUNT(&mine) > 2) /* the workers', and one for tandemd */
 		td_bell_spin(SPIN_US);
 }
 

@@ -13,10 +13,10 @@
  * a slow step. What must never happen: a launch with another form than the recorded one (the key names all that grids are made of), or td_seq that no
  * operation would have taken: check() stands for the checks that the operations make when they are called.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "kernels/cuda/internal.cuh"
 
@@ -98,13 +98,14 @@ int td__cuda_replay_open(struct td_dev *dev)
 {
 	size_t each = (size_t)TD_REPLAY_BATCHES * dev->batch_cap, bytes = KEPT * each * sizeof(struct td_seq);
 	struct td_cuda_replay *r = (struct td_cuda_replay *)calloc(1, sizeof(*r));
+	cpu_set_t mine;
 
 	dev->replay = r;
 	if (!r) {
 		td__cuda_fail(dev, TD_E_NOMEM, "no memory for the device's own data");
 		return -1;
 	}
-	r->spin = sysconf(_SC_NPROCESSORS_ONLN) > 2;
+	r->spin = sched_getaffinity(0, sizeof(mine), &mine) == 0 && CPU_COUNT(&mine) > 2;
 	if (td__cuda_check(dev, cudaHostAlloc((void **)&r->board, sizeof(*r->board), cudaHostAllocMapped), "words of the steps") ||
 	    td__cuda_check(dev, cudaHostAlloc((void **)&r->seq, bytes, cudaHostAllocMapped), "batches of recorded steps") ||
 	    td__cuda_check(dev, cudaMalloc(&r->seq_dev, bytes), "batches of recorded steps") ||
