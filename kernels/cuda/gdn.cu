@@ -149,12 +149,16 @@ static __device__ __forceinline__ void make_gate(const struct place &at, float v
 		x.gate[at.lane] = make_float2(decay, beta);
 }
 
-/* Convolution, silu and norms of token t of a window that begins at token t0 of the stream, by a warp. */
-template <int KD> static __device__ __forceinline__ void prepare(const struct place &at, int t0, int t, struct window<KD> &x)
+/*
+ * Convolution, silu and norms of tokens t .. t + TURN - 1 of a window that begins at token t0 of the stream, by a warp. Two neighbours share weights and
+ * rows: what they cost is mostly reads of shared memory.
+ */
+template <int KD, int TURN> static __device__ __forceinline__ void prepare(const struct place &at, int t0, int t, struct window<KD> &x)
 {
-	enum { N = KD / 32, ROWS = TD_CONV_TAIL + 1 };
+	enum { N = KD / 32, ROWS = TD_CONV_TAIL + TURN };
 	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
-	float a[N], b[N], v[ROWS], qq = 0, kk = 0, kq = 0;
+	float a[TURN][N], b[TURN][N], v[ROWS], qq[TURN] = {}, kk[TURN] = {}, kq[TURN] = {};
+	float4 w = x.taps[2 * KD + at.lane];
 
 #pragma unroll
 	for (int j = 0; j < ROWS; j++) {
@@ -168,20 +172,26 @@ template <int KD> static __device__ __forceinline__ void prepare(const struct pl
 	for (int c = 0; c < N; c++) {
 		float4 wq = x.taps[c * 32 + at.lane], wk = x.taps[KD + c * 32 + at.lane];
 
-		a[c] = conv(wq, element(q[0], c), element(q[1], c), element(q[2], c), element(q[3], c));
-		b[c] = conv(wk, element(k[0], c), element(k[1], c), element(k[2], c), element(k[3], c));
-		qq = fmaf(a[c], a[c], qq);
-		kk = fmaf(b[c], b[c], kk);
-		kq = fmaf(a[c], b[c], kq);
+#pragma unroll
+		for (int i = 0; i < TURN; i++) {
+			a[i][c] = conv(wq, element(q[i], c), element(q[i + 1], c), element(q[i + 2], c), element(q[i + 3], c));
+			b[i][c] = conv(wk, element(k[i], c), element(k[i + 1], c), element(k[i + 2], c), element(k[i + 3], c));
+			qq[i] = fmaf(a[i][c], a[i][c], qq[i]);
+			kk[i] = fmaf(b[i][c], b[i][c], kk[i]);
+			kq[i] = fmaf(a[i][c], b[i][c], kq[i]);
+		}
 	}
-	qq = rsqrtf(warp_sum(qq) + 1e-6f) * rsqrtf((float)KD);
-	kk = rsqrtf(warp_sum(kk) + 1e-6f);
-	kq = warp_sum(kq) * qq * kk;
-	store_lane<N>(x.q + t * KD + at.lane * N, a, qq);
-	store_lane<N>(x.k + t * KD + at.lane * N, b, kk);
-	x.v[t * COLS + at.lane] = conv(x.taps[2 * KD + at.lane], v[0], v[1], v[2], v[3]);
-	if (at.lane == 0)
-		x.kq[t] = kq;
+#pragma unroll
+	for (int i = 0; i < TURN; i++) {
+		qq[i] = rsqrtf(warp_sum(qq[i]) + 1e-6f) * rsqrtf((float)KD);
+		kk[i] = rsqrtf(warp_sum(kk[i]) + 1e-6f);
+		kq[i] = warp_sum(kq[i]) * qq[i] * kk[i];
+		store_lane<N>(x.q + (t + i) * KD + at.lane * N, a[i], qq[i]);
+		store_lane<N>(x.k + (t + i) * KD + at.lane * N, b[i], kk[i]);
+		x.v[(t + i) * COLS + at.lane] = conv(w, v[i], v[i + 1], v[i + 2], v[i + 3]);
+		if (at.lane == 0)
+			x.kq[t + i] = kq[i];
+	}
 }
 
 /*
@@ -432,9 +442,10 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 				      (threadIdx.x + i * THREADS) % window<KD>::PIECES] = raw[i];
 		__syncthreads();
 		last = at.warp >= STEPPERS && fresh && t0 + n == total ? last_reader(p, at) : 0; /* an answer that takes long */
-#pragma unroll 1
-		for (int t = at.warp; t < n; t += WARPS)
-			prepare<KD>(at, t0, t, x);
+		if (n > WARPS && at.warp * 2 < n) /* of an odd number the last has a neighbour that is none, and nobody reads */
+			prepare<KD, 2>(at, t0, at.warp * 2, x);
+		else if (n <= WARPS && at.warp < n)
+			prepare<KD, 1>(at, t0, at.warp, x);
 		if (at.warp == WARPS - 1)
 			make_gate<KD>(at, gate, rate, bias, x);
 		__syncthreads();
