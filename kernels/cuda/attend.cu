@@ -126,29 +126,23 @@ static __device__ __forceinline__ int next_rows(const struct attend_args &p, con
 	return span_of(p, s, *ra, *rb, sp);
 }
 
-/* The keys [lo, hi) that row r sees; those of a drafter's block are numbered from 0. */
-static __device__ __forceinline__ void sees(const struct attend_args &p, const struct td_seq &s, int r, int own, int *lo, int *hi)
+/* The keys [x, y) that row r sees; those of a drafter's block are numbered from 0. */
+static __device__ __forceinline__ int2 sees(const struct attend_args &p, const struct td_seq &s, int r, int own)
 {
 	int w = p.w.window;
 
-	*lo = 0;
-	*hi = s.pos0 + r + 1;
 	if (!p.draft)
-		return;
-	if (!own) {
-		*hi = s.pos0;
-		*lo = w ? s.pos0 + r - (w - 1) : 0;
-	} else if (p.w.causal) {
-		*hi = r + 1;
-	} else {
-		*hi = w ? min(s.rows, r + w) : s.rows;
-		*lo = w ? r - (w - 1) : 0;
-	}
+		return make_int2(0, s.pos0 + r + 1);
+	if (!own)
+		return make_int2(w ? s.pos0 + r - (w - 1) : 0, s.pos0);
+	if (p.w.causal)
+		return make_int2(0, r + 1);
+	return make_int2(w ? r - (w - 1) : 0, w ? min(s.rows, r + w) : s.rows);
 }
 
 /* ---- the ring of tiles --------------------------------------------------------------------------------------------------------------- */
 
-/* Units 2 i and 2 i + 1 are K and V of the i-th tile of the span; unit u lies in slot u % slots. Pages of the next three tiles are known. */
+/* Units 2 i and 2 i + 1 are K and V of the i-th tile of the span; unit u lies in slot u % slots (2 or 4). Pages of the next three tiles are known. */
 struct feed {
 	int unit, units, page[3];
 };
@@ -172,7 +166,7 @@ static __device__ __forceinline__ void feed_old(const struct attend_args &p, con
 						bf16 *ring)
 {
 	int tile = sp.tile + f->unit / 2, base = tile * TILE, value = f->unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
-	bf16 *sh = ring + f->unit % p.slots * (TILE * D);
+	bf16 *sh = ring + (f->unit & (p.slots - 1)) * (TILE * D);
 	const bf16 *old = (const bf16 *)(value ? p.kv.v : p.kv.k) + ((size_t)f->page[0] * p.w.kv_heads + kv_head) * (TILE * D);
 	int n = min(sp.fresh, sp.limit) - base, limit = sp.limit - base;
 
@@ -198,7 +192,7 @@ static __device__ __forceinline__ void feed_new(const struct attend_args &p, con
 						bf16 *ring)
 {
 	int base = (sp.tile + unit / 2) * TILE, value = unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
-	bf16 *sh = ring + unit % p.slots * (TILE * D);
+	bf16 *sh = ring + (unit & (p.slots - 1)) * (TILE * D);
 	const bf16 *rows = p.x + (size_t)s.row0 * p.ldx + p.k_col + (value ? p.w.kv_heads + kv_head : kv_head) * D + c * 8;
 
 	if (unit >= units || base + TILE <= sp.fresh || base >= sp.limit)
@@ -293,19 +287,22 @@ static __device__ __forceinline__ void queries(const struct attend_args &p, cons
 }
 
 /* Masks and scales the scores; the maximum of each of the warp's rows to max_sh. */
-template <int N> static __device__ __forceinline__ void mask(float s[N][4], int key, const int lo[2], const int hi[2], float scale, float *max_sh, int lane)
+template <int N> static __device__ __forceinline__ void mask(float s[N][4], int key, const int2 *sees_sh, float scale, float *max_sh, int lane)
 {
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
+		int2 sees = sees_sh[(lane >> 2) + 8 * half];
 		float m = -INFINITY;
 
+		sees.x -= key + 2 * (lane & 3);
+		sees.y -= key + 2 * (lane & 3);
 #pragma unroll
 		for (int n = 0; n < N; n++)
 #pragma unroll
 			for (int i = 2 * half; i < 2 * half + 2; i++) {
-				int k = key + n * 8 + 2 * (lane & 3) + (i & 1);
+				int k = n * 8 + (i & 1);
 
-				s[n][i] = k >= lo[half] && k < hi[half] ? s[n][i] * scale : -INFINITY;
+				s[n][i] = k >= sees.x && k < sees.y ? s[n][i] * scale : -INFINITY;
 				m = fmaxf(m, s[n][i]);
 			}
 		m = fmaxf(m, __shfl_xor_sync(~0u, m, 1));
@@ -341,11 +338,12 @@ static __device__ __forceinline__ void soften(float s[N][4], const float *max_sh
 template <int D, int MT> struct places {
 	bf16 *q, *ring, *p; /* (16 MT, D), slots of (TILE, D), (16 MT, TILE) */
 	float *max; /* (8 / MT, 16 MT) */
+	int2 *sees; /* (16 MT): the keys [x, y) of a pair */
 	float2 *turn; /* (rows, rotary_dim / 2) */
 };
 template <int D> static size_t shared_bytes(int mt, int slots, int rows, int rotary_dim)
 {
-	return (size_t)mt * 16 * (D + TILE) * 2 + (size_t)slots * TILE * D * 2 + WARPS * 16 * 4 + (size_t)rows * rotary_dim / 2 * 8;
+	return (size_t)mt * 16 * (D + TILE) * 2 + (size_t)slots * TILE * D * 2 + WARPS * 16 * 4 + (size_t)mt * 16 * 8 + (size_t)rows * rotary_dim / 2 * 8;
 }
 
 /*
@@ -389,14 +387,14 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 {
 	enum { PARTS = WARPS / MT, KEYS = TILE / PARTS, COLS = D / PARTS };
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, m0 = warp % MT * 16, part = warp / MT;
-	int lo[2], hi[2], active = r0 + m0 / gqa < rb;
+	int active = r0 + m0 / gqa < rb;
 	float o[1][COLS / 8][4] = {}, l[1][4] = {}, max[2] = {-INFINITY, -INFINITY}, keep[2], sc[1][KEYS / 8][4];
 
-	for (int half = 0; half < 2; half++)
-		sees(p, s, r0 + (m0 + (lane >> 2) + 8 * half) / gqa, sp.own, &lo[half], &hi[half]);
+	if (threadIdx.x < MT * 16)
+		sh.sees[threadIdx.x] = sees(p, s, r0 + threadIdx.x / gqa, sp.own);
 	for (int i = 0; i < sp.end - sp.tile; i++) {
 		int base = (sp.tile + i) * TILE, fresh = base + TILE > sp.fresh && sp.fresh < sp.limit;
-		bf16 *k_sh = sh.ring + 2 * i % p.slots * (TILE * D), *v_sh = sh.ring + (2 * i + 1) % p.slots * (TILE * D);
+		bf16 *k_sh = sh.ring + (2 * i & (p.slots - 1)) * (TILE * D), *v_sh = sh.ring + ((2 * i + 1) & (p.slots - 1)) * (TILE * D);
 
 		feed_wait(p.slots, fresh);
 		__syncthreads();
@@ -406,12 +404,12 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 		}
 		if (active) {
 			scores<D, 1, KEYS / 8>(sc, sh.q, m0, k_sh, part * KEYS, lane);
-			mask<KEYS / 8>(sc[0], base + part * KEYS, lo, hi, p.scale, sh.max + part * MT * 16 + m0, lane);
+			mask<KEYS / 8>(sc[0], base + part * KEYS, sh.sees + m0, p.scale, sh.max + part * MT * 16 + m0, lane);
 		}
 		__syncthreads();
-		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
 		if (active)
 			soften<KEYS / 8, PARTS>(sc[0], sh.max + m0, MT * 16, max, keep, sh.p, m0, part * KEYS / 8, lane);
+		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
 		feed_wait(p.slots, 0);
 		__syncthreads();
 		if (active) {
@@ -446,7 +444,8 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 	sh.ring = sh.q + MT * 16 * D;
 	sh.p = sh.ring + p.slots * TILE * D;
 	sh.max = (float *)(sh.p + MT * 16 * TILE);
-	sh.turn = (float2 *)(sh.max + WARPS * 16);
+	sh.sees = (int2 *)(sh.max + WARPS * 16);
+	sh.turn = (float2 *)(sh.sees + MT * 16);
 	norm_weights<D>(p.w, p.w.q_norm, threadIdx.x & 31, weight);
 	s = part_of(p.seq[item / p.groups], p.part);
 	r1 = min(s.rows, r0 + p.rows_per_group);
@@ -646,7 +645,7 @@ template <int D> static void attend_pairs(struct td_dev *dev, const struct atten
 static int pairs_of(const struct td_dev *dev, const struct td_attn *w, int draft)
 {
 	int gqa = w->heads / w->kv_heads;
-	size_t need = (size_t)PAIRS * (w->head_dim + TILE) * 2 + (size_t)2 * TILE * w->head_dim * 2 + WARPS * 16 * 4 +
+	size_t need = (size_t)PAIRS * (w->head_dim + TILE) * 2 + (size_t)2 * TILE * w->head_dim * 2 + WARPS * 16 * 4 + PAIRS * 8 +
 		      (size_t)(draft ? (int)TD_BLOCK_MAX : PAIRS / gqa) * w->rotary_dim / 2 * 8;
 
 	return need > dev->shared_max ? PAIRS / 2 : (int)PAIRS;
