@@ -67,7 +67,7 @@ static double time_kept(void (*call)(struct bench *, int), struct bench *b)
 {
 	enum { CALLS = 20 };
 	static uint32_t what;
-	struct td_replay r = {.who = b, .what = ++what, .ctx_max = 64, .n = 1, .batch = {&b->batch}};
+	struct td_replay r = {.who = b, .what = ++what, .ctx_max = b->batch.max_ctx, .n = 1, .batch = {&b->batch}};
 	struct td_error err = {0};
 
 	for (int i = 0; i < 7; i++) {
@@ -236,6 +236,8 @@ static void attention(int draft, int context, int rows, int n)
 	snprintf(text, sizeof(text), n > 1 ? "%s at %d, %d rows, %d sequences" : "%s at %d, %d rows", draft ? "draft_attention" : "attention", context, rows, n);
 	show(text, time_calls(draft ? call_draft : call_attention, b, rows > 16 ? 20 : 200), rows > 16 ? 0 : (double)n * context * kv_heads * dim * 4,
 	     rows > 16 ? 4.0 * heads * dim * rows * (context + rows / 2.0) : 0);
+	if (rows <= 16)
+		show("  the same in a graph", time_kept(draft ? call_draft : call_attention, b), (double)n * context * kv_heads * dim * 4, 0);
 	drop_all();
 }
 
