@@ -47,7 +47,7 @@ int td_form_head(const char *head, const struct td_target_config *c, int form)
 {
 	form &= ~(TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT);
 	if (!strcmp(head, "auto"))
-		head = c->quant.bits == 4 && !(form & TD_FORM_BF16) && td_quantise_group(c->hidden) ? "int4" : "bf16";
+		head = c->quant.bits == 4 && !(form & TD_FORM_BF16) && td_quantise_group(c->hidden) ? "rescored" : "bf16";
 	if (!strcmp(head, "bf16"))
 		return form;
 	return form | TD_FORM_HEAD_INT4 | (strcmp(head, "rescored") ? 0 : TD_FORM_HEAD_EXACT);

@@ -308,6 +308,8 @@ void check_sample(void)
 	rescore(5, 77, 1000, 990, 0);
 	rescore(3, 512, 8192, 8185, 40);
 	rescore(2, 40, 9, 5, 0);
+	rescore(2, 16, 9000, 8999, 0);
+	rescore(2, 16, 9000, 8999, 2);
 	if (!self && !small) {
 		rescore(16, 2560, 248320, 248077, 0);
 		rescore(3, 64, 300000, 300000, 100000);

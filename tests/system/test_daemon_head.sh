@@ -67,7 +67,7 @@ stop
 # auto: as the other maps
 serve
 ask "$T/auto" 'use 1'
-cmp -s "$T/auto" "$T/int4" || fail "auto is not int4 beside weights of 4 bits"
+cmp -s "$T/auto" "$T/rescored" || fail "auto is not rescored beside weights of 4 bits"
 stop
 serve --model.weights=bf16
 ask "$T/auto" 'use 1'

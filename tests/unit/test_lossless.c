@@ -223,7 +223,7 @@ int main(int argc, char **argv)
 {
 	struct pair_options o = {.device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = SLOTS,
 				 .context = CONTEXT, .chunk = 1024};
-	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *head = "int4", *file[16];
+	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *head = "rescored", *file[16];
 	struct td_tokenizer *tok;
 	struct td_error err;
 	int limit = 0, n_files = 0;

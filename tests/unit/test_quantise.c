@@ -210,7 +210,7 @@ static void auto_is_as_the_other_maps(void **state)
 	struct td_target_config c = { .hidden = 2560, .quant = { .bits = 4 } };
 
 	(void)state;
-	assert_int_equal(td_form_head("auto", &c, 0), TD_FORM_HEAD_INT4);
+	assert_int_equal(td_form_head("auto", &c, 0), TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT);
 	assert_int_equal(td_form_head("auto", &c, TD_FORM_BF16), TD_FORM_BF16); /* expanded maps: the BF16 baseline */
 	c.hidden = 2568;
 	assert_int_equal(td_form_head("auto", &c, 0), 0);
