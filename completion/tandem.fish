@@ -157,7 +157,7 @@ complete -c tandemd -l model.name -r -F -d 'what clients are told; empty: name o
 complete -c tandemd -l model.thinking -r -f -a 'auto on off' -d 'for chats that do not say: auto is on from 4B up, as the models are published (auto|on|off)'
 complete -c tandemd -l model.trust_content -r -f -a 'yes no' -d 'yes: a control token written inside a chat\'s message (<|im_end|>) counts as one; no: it is text (yes|no)'
 complete -c tandemd -l model.weights -r -f -a 'file bf16' -d 'file: as the files have them; bf16: 4-bit weights are expanded at load (file|bf16)'
-complete -c tandemd -l model.head -r -f -a 'auto bf16 int4 rescored' -d 'int4: a BF16 head is quantised at load, which makes it quicker and less exact; rescored: so, too, but the target\'s best 8 logits are computed again in BF16; auto: int4 where the other weights have 4 bits (auto|bf16|int4|rescored)'
+complete -c tandemd -l model.head -r -f -a 'auto bf16 int4 rescored' -d 'int4: a BF16 head is quantised at load, which makes it quicker and less exact; rescored: so, too, but the target\'s best 8 logits are computed again in BF16; auto: rescored where the other weights have 4 bits, else bf16 (auto|bf16|int4|rescored)'
 complete -c tandemd -l engine.device -r -f -a 'auto cpu cuda' -d 'auto: the GPU where one and the CUDA module are there (auto|cpu|cuda)'
 complete -c tandemd -l engine.slots -r -F -d 'requests that run at once'
 complete -c tandemd -l engine.context -r -F -d 'tokens of prompt and answer together, a multiple of 64; auto: the model\'s, at most 4096'
