@@ -49,7 +49,9 @@ static void of_cycle(json_t *list, const json_t *c, double floor_us)
 	add(list, name, (N(c, "verify_us") + N(c, "accept_us")) / 1e3, "ms", floor_us / 1e3);
 	add(list, "draft", N(c, "draft_us") / 1e3, "ms", 0);
 	add(list, "whole cycle", all / 1e3, "ms", 0);
-	add(list, "idle and hand-over of a cycle", all > 0 ? 100 * (N(c, "idle_us") + N(c, "handover_us")) / all : 0, "%", 0);
+	if (all > 0) /* nothing at all is a figure, too */
+		json_array_append_new(list, json_pack("{s:s, s:f, s:s, s:f}", "figure", "idle and hand-over of a cycle", "value",
+						      100 * (N(c, "idle_us") + N(c, "handover_us")) / all, "unit", "%", "floor", 0.0));
 	add(list, "weight streaming in verify, share of the bandwidth", 100 * N(c, "verify_roof_share"), "%", 0);
 	add(list, "CPU time of the daemon per cycle", N(c, "daemon_cpu_us"), "us", 0);
 }
