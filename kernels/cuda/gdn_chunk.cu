@@ -36,7 +36,7 @@ enum {
 /* In shared memory: of a chunk for the state W, K, exp(G_last - G) and the end of exp(G); of the chunk before for the outputs Q, P and exp(G). */
 template <int KD> struct stage {
 	uint4 w[KD * N / 8], k[KD * N / 8], q[KD * N / 8], p[P_UNITS * 32];
-	float left[N], last[4], since[N];
+	float left[N], last[4], since[N]; /* last follows left: one copy of 17 times 16 bytes */
 };
 /* Left by a warp of the state for its companion: operands of S^T and of D^T. */
 template <int KD> struct handed {
@@ -47,28 +47,57 @@ template <int KD> static size_t scan_bytes(int groups, int stages)
 	return stages * sizeof(struct stage<KD>) + 2 * groups * sizeof(struct handed<KD>);
 }
 
-static __device__ __forceinline__ void fetch(void *to, const void *from, int bytes)
+/* Where this lane's copies for chunk 0 of a launch start, and how far chunks lie apart: the addresses are made once. */
+struct sources {
+	const char *w, *k, *q, *p, *decay;
+	size_t head_step, key_step, p_step, decay_step;
+};
+template <int KD> static __device__ __forceinline__ struct sources find_sources(const struct chunk_args &c, size_t first, int head, int k_head, int lane)
 {
-	for (int i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-		copy16((char *)to + i, (const char *)from + i);
+	size_t at = first * c.g.w.v_heads + head, key = first * c.g.w.k_heads + k_head;
+	struct sources x;
+
+	x.w = (const char *)(c.w + at * (KD / 4) * 32 + lane);
+	x.k = (const char *)(c.k + key * (KD / 4) * 32 + lane);
+	x.q = (const char *)(c.q + key * (KD / 4) * 32 + lane);
+	x.p = (const char *)(c.p + at * P_UNITS * 32 + lane);
+	x.decay = (const char *)(c.decay + at * 2 * N);
+	x.head_step = (size_t)c.g.w.v_heads * (KD / 4) * 512;
+	x.key_step = (size_t)c.g.w.k_heads * (KD / 4) * 512;
+	x.p_step = (size_t)c.g.w.v_heads * P_UNITS * 512;
+	x.decay_step = (size_t)c.g.w.v_heads * 2 * N * 4;
+	return x;
 }
 
-/* Copies for the state's chunk i and for the outputs' chunk i - 1. */
-template <int KD>
-static __device__ __forceinline__ void fetch_stage(const struct chunk_args &c, struct stage<KD> *to, size_t first, int i, int n, int head, int k_head)
+/* BYTES by LANES threads */
+template <int BYTES, int LANES> static __device__ __forceinline__ void fetch(uint32_t to, const char *from, int lane)
 {
-	size_t chunk = first + i, at = chunk * c.g.w.v_heads + head;
+#pragma unroll
+	for (int i = 0; i < BYTES; i += LANES * 16)
+		if (i + LANES * 16 <= BYTES || i + lane * 16 < BYTES)
+			copy16_to(to + i, from + i);
+}
+
+/* Copies for the state's chunk i and for the outputs' chunk i - 1, by the LANES threads that make outputs: the state is the longer chain. */
+template <int KD, int LANES>
+static __device__ __forceinline__ void fetch_stage(const struct sources &x, struct stage<KD> *to, int i, int n, int lane)
+{
+	enum { OPERAND = KD * N * 2, SMALL = N * 4 };
+	uint32_t own = lane * 16;
 
 	if (i < n) {
-		fetch(to->w, c.w + at * (KD / 4) * 32, sizeof(to->w));
-		fetch(to->k, c.k + (chunk * c.g.w.k_heads + k_head) * (KD / 4) * 32, sizeof(to->k));
-		fetch(to->left, c.decay + at * 2 * N + N, sizeof(to->left));
-		fetch(to->last, c.decay + at * 2 * N + N - 4, sizeof(to->last));
+		const char *decay = x.decay + i * x.decay_step;
+
+		fetch<OPERAND, LANES>(shared_address(to->w) + own, x.w + i * x.head_step, lane);
+		fetch<OPERAND, LANES>(shared_address(to->k) + own, x.k + i * x.key_step, lane);
+		if (lane <= SMALL / 16)
+			copy16_to(shared_address(to->left) + own, lane < SMALL / 16 ? decay + SMALL + own : decay + SMALL - 16);
 	}
 	if (i > 0) {
-		fetch(to->q, c.q + ((chunk - 1) * c.g.w.k_heads + k_head) * (KD / 4) * 32, sizeof(to->q));
-		fetch(to->p, c.p + (at - c.g.w.v_heads) * P_UNITS * 32, sizeof(to->p));
-		fetch(to->since, c.decay + (at - c.g.w.v_heads) * 2 * N, sizeof(to->since));
+		fetch<OPERAND, LANES>(shared_address(to->q) + own, x.q + (i - 1) * x.key_step, lane);
+		fetch<P_UNITS * 512, LANES>(shared_address(to->p) + own, x.p + (i - 1) * x.p_step, lane);
+		if (lane < SMALL / 16)
+			copy16_to(shared_address(to->since) + own, x.decay + (i - 1) * x.decay_step + own);
 	}
 	copy_commit();
 }
@@ -272,7 +301,8 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 	struct handed<KD> *hand = (struct handed<KD> *)(stages + c.stages); /* (2, GROUPS) */
 	struct td_seq s;
 	const struct gdn_args &p = c.g;
-	int warp = threadIdx.x / 32, slices = div_up(c.groups, GROUPS), head = blockIdx.x / slices,
+	struct sources x;
+	int warp = threadIdx.x / 32, slices = div_up(c.groups, GROUPS), head = blockIdx.x / slices, lane = threadIdx.x - GROUPS * 32,
 	    carries = warp < GROUPS, group = blockIdx.x % slices * GROUPS + warp % GROUPS, k_head = head / p.group, n;
 	float *kept;
 	float state[KD / 8][4];
@@ -291,24 +321,26 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 	if (s.rows == n * N)
 		keep_tail(p, s);
 	kept = p.st.s + ((size_t)s.slot * p.w.v_heads + head) * KD * p.w.v_dim;
-	if (c.stages == 2)
-		fetch_stage<KD>(c, stages, first, 0, n, head, k_head);
+	x = find_sources<KD>(c, first, head, k_head, lane);
+	if (c.stages == 2 && !carries)
+		fetch_stage<KD, GROUPS * 32>(x, stages, 0, n, lane);
 	if (carries)
 		move_state<KD, false>(kept, p.w.v_dim, group * 16, state);
 	if (carries && group < c.groups)
 		take_u(c, first, head, group, next);
 	for (int i = 0; i <= n; i++) {
-		struct stage<KD> *x = stages + (c.stages == 2 ? i & 1 : 0);
+		struct stage<KD> *now = stages + (c.stages == 2 ? i & 1 : 0);
 		struct handed<KD> *mine = hand + (i & 1) * GROUPS + warp % GROUPS, *theirs = hand + (~i & 1) * GROUPS + warp % GROUPS;
 
 		if (c.stages == 1) {
 			__syncthreads();
-			fetch_stage<KD>(c, x, first, i, n, head, k_head);
+			if (!carries)
+				fetch_stage<KD, GROUPS * 32>(x, now, i, n, lane);
 		}
 		copy_wait<0>();
 		__syncthreads();
-		if (c.stages == 2 && i < n)
-			fetch_stage<KD>(c, stages + (~i & 1), first, i + 1, n, head, k_head);
+		if (c.stages == 2 && i < n && !carries)
+			fetch_stage<KD, GROUPS * 32>(x, stages + (~i & 1), i + 1, n, lane);
 		if (group >= c.groups)
 			continue;
 		if (carries && i < n) {
@@ -316,10 +348,10 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 			for (int j = 0; j < 4; j++)
 				u[j] = next[j];
 			take_u(c, first + (i + 1 < n ? i + 1 : i), head, group, next);
-			advance<KD>(x, mine, state, u);
+			advance<KD>(now, mine, state, u);
 		}
 		if (!carries && i > 0)
-			outputs<KD>(p, x, theirs, s.row0 + (i - 1) * N, head, group * 16);
+			outputs<KD>(p, now, theirs, s.row0 + (i - 1) * N, head, group * 16);
 	}
 	if (carries)
 		move_state<KD, true>(kept, p.w.v_dim, group * 16, state);
