@@ -215,7 +215,8 @@ static __device__ __forceinline__ void outputs(const struct gdn_args &p, const s
 					       int col)
 {
 	int lane = threadIdx.x & 31, odd = lane >> 2 & 1;
-	uint32_t s[KD / 16][4], a[4][4];
+	bf16 *to = p.out + (size_t)(row + (lane & 3) * 2 + odd) * p.ld_out + head * p.w.v_dim + col + (lane >> 2 & 6);
+	uint32_t s[KD / 16][4], a[4][4], pair[N / 8][2];
 	float r[N / 8][4] = {};
 	uint4 b[P_UNITS];
 
@@ -248,22 +249,35 @@ static __device__ __forceinline__ void outputs(const struct gdn_args &p, const s
 		mma_half(r[2 * i], a[j], b[n].x, b[n].y);
 		mma_half(r[2 * i + 1], a[j], b[n].z, b[n].w);
 	}
-	/* a lane has two tokens of one column; it gives one to its neighbour for the other token's next column */
+	/* A lane has two tokens of one column; it gives one to its neighbour for the other token's next column. No branch for a group that lies within. */
 #pragma unroll
 	for (int n = 0; n < N / 8; n++)
 #pragma unroll
-		for (int h = 0; h < 2; h++) {
-			uint32_t mine = half_pair(r[n][2 * h], r[n][2 * h + 1]), other = __shfl_xor_sync(~0u, mine, 4);
-			uint32_t pair = odd ? other >> 16 | (mine & 0xffff0000u) : (mine & 0xffff) | other << 16;
-			int to = row + n * 8 + (lane & 3) * 2 + odd, c = col + h * 8 + (lane >> 2 & 6);
-
-			if (c < p.w.v_dim)
-				*(uint32_t *)(p.out + (size_t)to * p.ld_out + head * p.w.v_dim + c) = pair;
-		}
+		for (int h = 0; h < 2; h++)
+			pair[n][h] = half_pair(r[n][2 * h], r[n][2 * h + 1]);
+#pragma unroll
+	for (int n = 0; n < N / 8; n++)
+#pragma unroll
+		for (int h = 0; h < 2; h++)
+			pair[n][h] = pick_bytes(pair[n][h], __shfl_xor_sync(~0u, pair[n][h], 4), odd ? 0x3276 : 0x5410);
+	if (col + 16 <= p.w.v_dim) {
+#pragma unroll
+		for (int n = 0; n < N / 8; n++)
+#pragma unroll
+			for (int h = 0; h < 2; h++)
+				*(uint32_t *)(to + (size_t)n * 8 * p.ld_out + h * 8) = pair[n][h];
+	} else {
+#pragma unroll
+		for (int h = 0; h < 2; h++)
+			if (col + h * 8 + (lane >> 2 & 6) < p.w.v_dim)
+#pragma unroll
+				for (int n = 0; n < N / 8; n++)
+					*(uint32_t *)(to + (size_t)n * 8 * p.ld_out + h * 8) = pair[n][h];
+	}
 }
 
 /* The state between memory (k_dim, v_dim) and fragments of its transpose. */
-template <int KD, bool STORE> static __device__ __forceinline__ void move_state(float *kept, int v_dim, int col, float state[KD / 8][4])
+template <int KD, bool STORE, bool WITHIN> static __device__ __forceinline__ void move_columns(float *kept, int v_dim, int col, float state[KD / 8][4])
 {
 	int lane = threadIdx.x & 31;
 
@@ -273,13 +287,22 @@ template <int KD, bool STORE> static __device__ __forceinline__ void move_state(
 		for (int n = 0; n < 4; n++) {
 			int k = d * 8 + (lane & 3) * 2 + (n & 1), c = col + (lane >> 2) + (n >> 1) * 8;
 
-			if (STORE) {
-				if (c < v_dim)
+			if (WITHIN || c < v_dim) {
+				if (STORE)
 					kept[(size_t)k * v_dim + c] = state[d][n];
-			} else {
-				state[d][n] = c < v_dim ? kept[(size_t)k * v_dim + c] : 0.0f;
+				else
+					state[d][n] = kept[(size_t)k * v_dim + c];
+			} else if (!STORE) {
+				state[d][n] = 0;
 			}
 		}
+}
+template <int KD, bool STORE> static __device__ __forceinline__ void move_state(float *kept, int v_dim, int col, float state[KD / 8][4])
+{
+	if (col + 16 <= v_dim)
+		move_columns<KD, STORE, true>(kept, v_dim, col, state);
+	else
+		move_columns<KD, STORE, false>(kept, v_dim, col, state);
 }
 
 /* The run's last rows become the tail; the blocks of a sequence share the channels. */

@@ -66,6 +66,15 @@ static __device__ __forceinline__ float fast_inverse(float x)
 	return v;
 }
 
+/* Four bytes of two words: a digit of `which`, lowest first, is 0 to 3 for a byte of a, 4 to 7 for one of b. */
+static __device__ __forceinline__ uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which)
+{
+	uint32_t v;
+
+	asm("prmt.b32 %0, %1, %2, %3;" : "=r"(v) : "r"(a), "r"(b), "r"(which));
+	return v;
+}
+
 /* a & b | c, in one instruction */
 static __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {

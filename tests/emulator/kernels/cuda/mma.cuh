@@ -92,6 +92,15 @@ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	emu_half_halves(b, &y[0], &y[1]);
 	return half_pair(x[0] * y[0], x[1] * y[1]);
 }
+static inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which)
+{
+	uint64_t all = (uint64_t)b << 32 | a;
+	uint32_t v = 0;
+
+	for (int i = 0; i < 4; i++)
+		v |= (uint32_t)(all >> (which >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+	return v;
+}
 static inline float fast_exp2(float x)
 {
 	return exp2f(x);
