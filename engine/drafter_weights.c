@@ -44,7 +44,7 @@ static void build(struct td__loader *l, void *weights)
 		layer->post_norm = td__load_small(l, "post_attention_layernorm.weight", c->hidden, 0);
 		attention(l, c, i, inv_freq, layer);
 		td__load_at(l, "layers.%d.mlp.", i);
-		td__load_fused(l, gate_up, 2, c->hidden, &layer->gate_up);
+		td__load_gate_up(l, gate_up, c->hidden, &layer->gate_up);
 		td__load_linear(l, "down_proj", c->hidden, c->intermediate, &layer->down);
 	}
 }

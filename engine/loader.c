@@ -454,6 +454,7 @@ static void place(struct td__loader *l, const struct found *found, const struct 
 		w->out += m[i].out;
 		bytes += found[i].weight->bytes + (found[i].scale ? found[i].scale->bytes : 0);
 	}
+	w->paired = l->paired && n == 2;
 	packed = l->ops->pack_bytes(w->kind, w->out, w->in, w->group);
 	if (packed == 0)
 		fail(l, TD_E_UNSUPPORTED, "tensor %s: the %s backend has no form for %d x %d with groups of %d", found->weight->name, l->ops->name,
@@ -489,6 +490,13 @@ void td__load_fused(struct td__loader *l, const struct td__module *m, int n, int
 		f->out += f->part[f->n].out;
 		f->n++;
 	}
+}
+
+void td__load_gate_up(struct td__loader *l, const struct td__module m[2], int in, struct td_fused *f)
+{
+	l->paired = 1;
+	td__load_fused(l, m, 2, in, f);
+	l->paired = 0;
 }
 
 /* Rows [row0, all->out) of a fused map as views; 0 when a part that is cut has an order of its own, or the cut is not aligned. */

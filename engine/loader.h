@@ -29,6 +29,7 @@ struct td__loader {
 	size_t at;
 	uint64_t done, total; /* bytes of the checkpoint */
 	struct td_load how;
+	int paired; /* the maps that are loaded now are gate|up (td_linear.paired) */
 	int rc;
 	struct td_error *err;
 };
@@ -88,6 +89,8 @@ void td__load_quantised(struct td__loader *l, const char *name, int out, int in,
 void td__load_linear(struct td__loader *l, const char *name, int out, int in, struct td_linear *w);
 /* Modules side by side; neighbours of one format become one map. */
 void td__load_fused(struct td__loader *l, const struct td__module *m, int n, int in, struct td_fused *f);
+/* gate|up, for td_fused_swiglu. */
+void td__load_gate_up(struct td__loader *l, const struct td__module m[2], int in, struct td_fused *f);
 /* The modules from m[first] on once more, as a map of their own: rows of `all`'s memory where its order allows, else packed again. */
 void td__load_tail(struct td__loader *l, const struct td__module *m, int n, int first, int in, const struct td_fused *all, struct td_fused *f);
 

@@ -177,5 +177,10 @@ void td_weights_fingerprint_of(const struct td_ops *ops, const char identity[TD_
 
 /* y = W x for a fused map: one td_ops.linear per part. */
 void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor y);
+/* Two of them on one input. */
+void td_fused_apply2(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w0, struct td_tensor y0, const struct td_fused *w1,
+		     struct td_tensor y1);
+/* y = swiglu of gate|up; `both`: room for their outputs. */
+void td_fused_swiglu(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor both, struct td_tensor y);
 
 #endif

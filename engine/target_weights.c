@@ -104,7 +104,7 @@ static void build(struct td__loader *l, void *weights)
 		else
 			linear_attention(l, c, i, layer);
 		td__load_at(l, "layers.%d.mlp.", i);
-		td__load_fused(l, gate_up, 2, c->hidden, &layer->gate_up);
+		td__load_gate_up(l, gate_up, c->hidden, &layer->gate_up);
 		td__load_linear(l, "down_proj", c->hidden, c->intermediate, &layer->down);
 	}
 	head(l, w);

@@ -14,7 +14,7 @@
 #include "engine/synthetic.h"
 
 /* Raise it when the order or the form of anything in an arena changes. */
-enum { LAYOUT = 3 };
+enum { LAYOUT = 4 };
 
 static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 {
@@ -97,4 +97,25 @@ void td_fused_apply(const struct td_ops *ops, struct td_dev *dev, struct td_tens
 {
 	for (int i = 0; i < w->n; i++)
 		ops->linear(dev, x, &w->part[i], td_cols(y, w->off[i], w->part[i].out), 0);
+}
+
+void td_fused_apply2(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w0, struct td_tensor y0, const struct td_fused *w1,
+		     struct td_tensor y1)
+{
+	if (w0->n == 1 && w1->n == 1) {
+		ops->linear2(dev, x, &w0->part[0], y0, &w1->part[0], y1);
+		return;
+	}
+	td_fused_apply(ops, dev, x, w0, y0);
+	td_fused_apply(ops, dev, x, w1, y1);
+}
+
+void td_fused_swiglu(const struct td_ops *ops, struct td_dev *dev, struct td_tensor x, const struct td_fused *w, struct td_tensor both, struct td_tensor y)
+{
+	if (w->n == 1) {
+		ops->linear_swiglu(dev, x, &w->part[0], both, y);
+		return;
+	}
+	td_fused_apply(ops, dev, x, w, both);
+	ops->swiglu(dev, both, y);
 }

@@ -30,6 +30,9 @@ const struct td_ops td_cpu_ops = {
 	.rms_norm = td__rms_norm,
 	.linear = td__linear,
 	.swiglu = td__swiglu,
+	.linear2 = td__linear2,
+	.linear_norm = td__linear_norm,
+	.linear_swiglu = td__linear_swiglu,
 	.copy = td__copy,
 
 	.gdn = td__gdn,

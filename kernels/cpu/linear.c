@@ -262,3 +262,23 @@ void td__linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 		return;
 	td__parallel(dev, job.panels * ((x.rows + ROW_GROUP - 1) / ROW_GROUP), 1, item, &job);
 }
+
+/* Nothing is gained by making these together on a CPU: a product takes far longer than its rows' way through the cache. */
+void td__linear2(struct td_dev *dev, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1)
+{
+	td__linear(dev, x, w0, y0, 0);
+	td__linear(dev, x, w1, y1, 0);
+}
+
+void td__linear_norm(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
+		     struct td_tensor norm)
+{
+	td__linear(dev, x, w, y, 1);
+	td__rms_norm(dev, y, norm_w, eps, zero_centred, norm);
+}
+
+void td__linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
+{
+	td__linear(dev, x, w, both, 0);
+	td__swiglu(dev, both, y);
+}

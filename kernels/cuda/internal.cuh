@@ -186,6 +186,12 @@ void td__cuda_linear(struct td_dev *, struct td_tensor, const struct td_linear *
 /* up to TD_CUDA_SMALL rows, row-invariant */
 enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
 void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
+/* Both maps in one launch; 0 where their kinds or sizes don't allow that. */
+int td__cuda_linear_pair(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);
+int td__cuda_paired(const struct td_linear *w); /* a map of gate|up that is packed by tiles of both */
+void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y); /* of a paired map: swiglu */
+/* y += W x; or, where it is made in slices (more than 0 returned), their sums (slices, rows, wide), which are still to be added in order. */
+int td__cuda_int4_slices(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int *wide, const float **partial);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
 /* blocks of prompts and long rests of them */
@@ -196,6 +202,12 @@ void td__cuda_bf16_small(struct td_dev *, struct td_tensor x, const struct td_li
 void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct td_tensor);
 void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, int, struct td_tensor);
 void td__cuda_swiglu(struct td_dev *, struct td_tensor, struct td_tensor);
+void td__cuda_swiglu_of(struct td_dev *, struct td_tensor, struct td_tensor, int paired);
+int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w); /* can td__cuda_add_norm take these? */
+void td__cuda_add_norm(struct td_dev *, const float *partial, int slices, int wide, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
+void td__cuda_linear2(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const struct td_linear *, struct td_tensor);
+void td__cuda_linear_norm(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const float *, float, int, struct td_tensor);
+void td__cuda_linear_swiglu(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, struct td_tensor);
 void td__cuda_copy(struct td_dev *, struct td_tensor, struct td_tensor);
 void td__cuda_gdn(struct td_dev *, const struct td_gdn *, const struct td_gdn_state *, const struct td_batch *, struct td_tensor, struct td_tensor,
 		  struct td_tensor);

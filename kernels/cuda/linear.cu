@@ -19,6 +19,11 @@ size_t td__cuda_pack_bytes(enum td_weight_kind kind, int out, int in, int group)
 	return td_pack_bytes_cuda(kind, out, in, group);
 }
 
+int td__cuda_paired(const struct td_linear *w)
+{
+	return w->paired && w->kind == TD_W_INT4 && w->out % TILE == 0;
+}
+
 /* Copies rows [row0, row0 + rows) of the stacked parts, `size` bytes a row, to device memory. */
 static void gather(struct td_dev *dev, char *dst, const struct td_linear_part *part, int n_part, int row0, int rows, size_t size, int scales)
 {
@@ -70,8 +75,15 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 		int rows = w->out - row0 < step ? w->out - row0 : step;
 		char *scale = staging + align256((size_t)rows * row_weight);
 
-		gather(dev, staging, part, n_part, row0, rows, row_weight, 0);
-		gather(dev, scale, part, n_part, row0, rows, row_scale, 1);
+		if (td__cuda_paired(w)) {
+			gather(dev, staging, part, n_part, row0 / 2, rows / 2, row_weight, 0);
+			gather(dev, staging + (size_t)(rows / 2) * row_weight, part, n_part, (w->out + row0) / 2, rows / 2, row_weight, 0);
+			gather(dev, scale, part, n_part, row0 / 2, rows / 2, row_scale, 1);
+			gather(dev, scale + (size_t)(rows / 2) * row_scale, part, n_part, (w->out + row0) / 2, rows / 2, row_scale, 1);
+		} else {
+			gather(dev, staging, part, n_part, row0, rows, row_weight, 0);
+			gather(dev, scale, part, n_part, row0, rows, row_scale, 1);
+		}
 		td__cuda_int4_repack(dev, w, row0 / TILE, rows, (const uint32_t *)staging, (const bf16 *)scale);
 	}
 	return td__cuda_sync(dev, err);
@@ -118,4 +130,61 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 		row = l->row0 + l->rows;
 	}
 	small(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row), accumulate);
+}
+
+/* ---- several operations in one call -------------------------------------------------------------------------------------------------- */
+
+void td__cuda_linear2(struct td_dev *dev, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1)
+{
+	int few = x.rows <= TD_CUDA_SMALL && !(x.rows == dev->batch_rows && dev->n_large) && aligned16(x) && x.dtype == TD_BF16;
+
+	if (dev->error.code || x.rows == 0)
+		return;
+	if (few && x.cols == w0->in && x.cols == w1->in && y0.cols == w0->out && y1.cols == w1->out && y0.rows == x.rows && y1.rows == x.rows &&
+	    td__cuda_linear_pair(dev, x, w0, y0, w1, y1))
+		return;
+	td__cuda_linear(dev, x, w0, y0, 0);
+	td__cuda_linear(dev, x, w1, y1, 0);
+}
+
+/* A product of few rows in slices leaves its sums apart, and the norm's kernel adds them on its way: the same sums in the same order. */
+void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
+			  struct td_tensor norm)
+{
+	const float *partial = NULL;
+	int slices = 0, wide = 0;
+
+	if (dev->error.code || x.rows == 0)
+		return;
+	if (x.rows > TD_CUDA_SMALL || w->kind != TD_W_INT4 || !aligned16(x) || x.dtype != TD_BF16 || x.cols != w->in || y.cols != w->out || y.rows != x.rows ||
+	    (x.rows == dev->batch_rows && dev->n_large) || !td__cuda_norm_adds(y, norm, norm_w)) {
+		td__cuda_linear(dev, x, w, y, 1);
+		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
+		return;
+	}
+	slices = td__cuda_int4_slices(dev, x, w, y, &wide, &partial);
+	if (slices)
+		td__cuda_add_norm(dev, partial, slices, wide, y, norm_w, eps, zero_centred, norm);
+	else
+		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
+}
+
+/* A paired map's outputs lie tile by tile, so swiglu must know when they were made by another product. */
+void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
+{
+	int paired = td__cuda_paired(w);
+
+	if (dev->error.code || x.rows == 0)
+		return;
+	if (!paired || (x.rows == dev->batch_rows && dev->n_large) || !aligned16(x) || x.cols != w->in || 2 * y.cols != w->out || y.dtype != TD_BF16 ||
+	    y.ld % 4 || (uintptr_t)y.data % 8) {
+		td__cuda_linear(dev, x, w, both, 0);
+		td__cuda_swiglu_of(dev, both, y, paired);
+		return;
+	}
+	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
+		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
+
+		td__cuda_int4_gated(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows));
+	}
 }

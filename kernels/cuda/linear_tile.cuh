@@ -11,8 +11,8 @@
  * Wide maps have one slice. Narrow ones (few tiles, many columns) have several, and the last block of a row of the picture adds their sums.
  * In a block warp (k, n) takes every K_PARTS-th chunk of T tiles, the n-th of N_PARTS such groups: one pass of the block is N_PARTS * T tiles. Weights go
  * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
- * on nothing that is computed; then, behind the activations, the block's others are asked into the L2 cache. The activations of the slice lie in shared
- * memory as they are. At the end of a pass the K_PARTS sums of an output are added.
+ * on nothing that is computed. (To ask the block's weights into the L2 cache ahead of that costs a tenth: the loads queue behind the asking.) The
+ * activations of the slice lie in shared memory as they are. At the end of a pass the K_PARTS sums of an output are added.
  *
  * Row invariance: an output is the sum over slices of the sum over K_PARTS of the sum over chunks, each in one order that hangs on the weight's
  * shape and the GPU alone: the cut never looks at the number of rows.
@@ -44,8 +44,9 @@ struct linear_args {
 	int ldx, rows;
 	void *y; /* (rows, ldy) */
 	int ldy, y_f32, accumulate, by_four; /* four neighbours at once */
+	int paired; /* rows g of a tile are gates, g + 8 what they let through: y (rows, out / 2) is swiglu */
 	float *partial; /* (slices, rows, tiles * TILE) */
-	unsigned *counter;
+	unsigned *counter; /* NULL: the slices' sums stay where they are */
 };
 
 /* One output. */
@@ -90,6 +91,15 @@ static __device__ __forceinline__ void put4(const struct linear_args &p, int row
 			if (o + i < p.out)
 				put(p, row, o + i, each[i]);
 	}
+}
+
+/* Four gates and their fellows, from output o of the map on. */
+static __device__ __forceinline__ void put_gated(const struct linear_args &p, int row, int o, float4 gate, float4 up)
+{
+	size_t at = (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE;
+
+	if (o < p.out) /* a whole tile: the map is of such */
+		*(uint2 *)((bf16 *)p.y + at) = make_uint2(bf16_pair(silu(gate.x) * up.x, silu(gate.y) * up.y), bf16_pair(silu(gate.z) * up.z, silu(gate.w) * up.w));
 }
 
 static __device__ __forceinline__ float4 add4(float4 a, float4 b)
@@ -145,6 +155,16 @@ static __device__ __forceinline__ void copy_rows(const struct linear_args &p, ui
 	__syncthreads();
 }
 
+template <int STEP> static __device__ __forceinline__ float4 part_sum(const float *from)
+{
+	float4 v = *(const float4 *)from;
+
+#pragma unroll
+	for (int k = 1; k < K_PARTS; k++)
+		v = add4(v, *(const float4 *)(from + k * STEP));
+	return v;
+}
+
 /* The sums of a pass, K_PARTS in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
 template <int NT, int T, int ROUND>
 static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int tile0, int tiles, const float acc[T][NT][4])
@@ -167,21 +187,28 @@ static __device__ __forceinline__ void finish(const struct linear_args &p, float
 #pragma unroll
 		for (int i = threadIdx.x; i < ROWS * WIDE / 4; i += THREADS) {
 			int o = i % (WIDE / 4) * 4, r = i / (WIDE / 4), row = row0 + n0 * 8 + r;
-			const float *from = sh + r * PITCH + o;
-			float4 v = *(const float4 *)from;
+			float4 v = part_sum<ROWS * PITCH>(sh + r * PITCH + o);
 
-#pragma unroll
-			for (int k = 1; k < K_PARTS; k++)
-				v = add4(v, *(const float4 *)(from + k * ROWS * PITCH));
 			if (o >= wide || row >= p.rows)
 				continue;
-			o += tile0 * TILE;
 			if (gridDim.y > 1)
-				*(float4 *)(p.partial + ((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + o) = v;
-			else
-				put4(p, row, o, v);
+				*(float4 *)(p.partial + ((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + tile0 * TILE + o) = v;
+			else if (!p.paired)
+				put4(p, row, tile0 * TILE + o, v);
+			else if (o % TILE < TILE / 2)
+				put_gated(p, row, tile0 * TILE + o, v, part_sum<ROWS * PITCH>(sh + r * PITCH + o + TILE / 2));
 		}
 	}
+}
+
+static __device__ __forceinline__ float4 slice_sum(const float *from, size_t step)
+{
+	float4 v = make_float4(0, 0, 0, 0);
+
+#pragma unroll 4
+	for (unsigned k = 0; k < gridDim.y; k++)
+		v = add4(v, __ldcg((const float4 *)(from + k * step)));
+	return v;
 }
 
 /* By the last block of these tiles: the slices in order. */
@@ -193,22 +220,21 @@ template <int NT> static __device__ void add_slices(const struct linear_args &p,
 	for (int i = threadIdx.x; i < fours * rows; i += THREADS) {
 		int row = row0 + i / fours, o = tile0 * TILE + i % fours * 4;
 		const float *from = p.partial + (size_t)row * wide + o;
-		float4 v = make_float4(0, 0, 0, 0);
 
-#pragma unroll 4
-		for (unsigned k = 0; k < gridDim.y; k++)
-			v = add4(v, __ldcg((const float4 *)(from + k * step)));
-		put4(p, row, o, v);
+		if (!p.paired)
+			put4(p, row, o, slice_sum(from, step));
+		else if (o % TILE < TILE / 2)
+			put_gated(p, row, o, slice_sum(from, step), slice_sum(from + TILE / 2, step));
 	}
 }
 
-/* grid (groups of tiles, slices, groups of NT * 8 rows) */
-template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
+/* Block (group of tiles, slice blockIdx.y, rows blockIdx.z) */
+template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int group)
 {
 	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations: linear_shape */
 	__shared__ __align__(8) uint64_t arrival[ARRIVALS];
 	typedef struct linear_shape<F, NT, T> shape;
-	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = blockIdx.x * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
+	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = group * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
 	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), part = warp % K_PARTS;
 	int first = tile0 + warp / K_PARTS * T, wide = arrival_chunks(p);
 	uint32_t bar = shared_address(arrival), pitch = row_pitch(p), x_sh = shared_address(linear_sh) + (uint32_t)shape::sums;
@@ -224,8 +250,6 @@ template <class F, int NT, int T> static __global__ void __launch_bounds__(THREA
 	let_next_start();
 	after_previous();
 	copy_rows<NT>(p, bar, x_sh, pitch, row0, c0, chunks);
-	if (blockIdx.z == 0)
-		F::ask(p, tile0, tiles, c0, chunks);
 	for (int pass = 0; pass < tiles; pass += N_PARTS * T) {
 		float acc[T][NT][4] = {};
 
@@ -252,14 +276,26 @@ template <class F, int NT, int T> static __global__ void __launch_bounds__(THREA
 		}
 		finish<NT, T, shape::round>(p, (float *)linear_sh, row0, tile0 + pass, tiles - pass, acc);
 	}
-	if (gridDim.y > 1 && last_to_arrive(p.counter + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y))
+	if (gridDim.y > 1 && p.counter && last_to_arrive(p.counter + blockIdx.z * gridDim.x + group, gridDim.y))
 		add_slices<NT>(p, row0, tile0, tiles);
+}
+
+/* grid (groups of tiles, slices, groups of NT * 8 rows) */
+template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
+{
+	linear_block<F, NT, T>(p, blockIdx.x);
+}
+
+template <class F, int NT, int T> static size_t shared_bytes(const struct linear_args &p)
+{
+	typedef struct linear_shape<F, NT, T> shape;
+
+	return shape::sums + p.block_chunks * shape::chunk + shape::rest;
 }
 
 template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	typedef struct linear_shape<F, NT, T> shape;
-	size_t shared = shape::sums + p.block_chunks * shape::chunk + shape::rest;
+	size_t shared = shared_bytes<F, NT, T>(p);
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
@@ -267,11 +303,16 @@ template <class F, int NT, int T> static void launch(struct td_dev *dev, const s
 	td__cuda_launch(dev, "linear", linear_kernel<F, NT, T>, dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, p);
 }
 
-/* T: tiles of a warp in a pass, the fewest that do, up to what the format has registers for. Results don't depend on it. */
+/* Tiles of a warp in a pass: the fewest that do, up to what there are registers for. Results don't depend on it. */
+static inline int tiles_of(const struct linear_args &p, int most)
+{
+	return div_up(p.block_tiles, div_up(p.block_tiles, most * N_PARTS) * N_PARTS);
+}
+
 template <class F, int NT> static void launch_wide(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
 	enum { MOST = NT > 2 && F::TILES > 2 ? 2 : F::TILES };
-	int passes = div_up(p.block_tiles, MOST * N_PARTS), t = div_up(p.block_tiles, passes * N_PARTS);
+	int t = tiles_of(p, MOST);
 
 	if (MOST > 2 && t > 2)
 		launch<F, NT, MOST>(dev, p, groups, slices);
@@ -304,11 +345,16 @@ template <class F> static void cut(const struct td_dev *dev, struct linear_args 
 	}
 }
 
-template <class F> static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
+/* What becomes of a product. `slices`: when there are several, the sums stay apart at `partial` (slices, rows, `wide`), and their number is told. */
+struct linear_use {
+	int accumulate, paired;
+	int *slices, *wide;
+	const float **partial;
+};
+
+static inline struct linear_args arguments(struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
 {
 	struct linear_args p = {};
-	int groups = 1, slices = 1;
-	size_t partial;
 
 	p.w = w->data;
 	p.in = w->in;
@@ -321,21 +367,38 @@ template <class F> static void run(struct td_dev *dev, struct td_tensor x, const
 	p.y = y.data;
 	p.ldy = y.ld;
 	p.y_f32 = y.dtype == TD_F32;
-	p.accumulate = accumulate;
+	p.accumulate = use.accumulate;
+	p.paired = use.paired;
 	p.by_four = y.ld % 4 == 0 && w->out % 4 == 0 && (uintptr_t)y.data % 16 == 0;
-	p.counter = dev->counters;
+	return p;
+}
+
+template <class F>
+static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
+{
+	struct linear_args p = arguments(x, w, y, use);
+	int groups = 1, slices = 1;
+	size_t partial;
+
 	cut<F>(dev, &p, &groups, &slices);
 	partial = slices > 1 ? (size_t)slices * p.tiles * TILE * sizeof(float) : 0;
-	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8) { /* a row's bits don't depend on where the rows are cut */
+	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8 && !use.slices) { /* a row's bits don't depend on where the rows are cut */
 		int half = div_up(x.rows / 2, 8) * 8;
 
-		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), accumulate);
-		run<F>(dev, td_rows(x, half, x.rows - half), w, td_rows(y, half, x.rows - half), accumulate);
+		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), use);
+		run<F>(dev, td_rows(x, half, x.rows - half), w, td_rows(y, half, x.rows - half), use);
 		return;
 	}
 	p.partial = partial ? (float *)td__cuda_scratch(dev, partial * x.rows) : NULL;
 	if (dev->error.code)
 		return;
+	if (use.slices && slices > 1) {
+		*use.slices = slices;
+		*use.wide = p.tiles * TILE;
+		*use.partial = p.partial;
+	} else {
+		p.counter = dev->counters;
+	}
 	if (x.rows <= 8)
 		launch_wide<F, 1>(dev, p, groups, slices);
 	else if (x.rows <= 16)

@@ -135,12 +135,79 @@ void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, f
 		rms_norm<bf16>(dev, x, w, eps, one, y);
 }
 
+/* x += the slices' sums, in order; then as rms_norm_kernel. Up to GROUPS_MAX groups a thread. */
+template <int GROUPS>
+static __global__ void add_norm_kernel(const float *partial, int slices, int wide, float *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy,
+				       int cols)
+{
+	float by[GROUPS][GROUP], v[GROUPS][GROUP], sum = 0, scale;
+	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
+
+#pragma unroll
+	for (int i = 0; i < GROUPS; i++)
+		if (c0 + i * step < cols)
+			group_at(w + c0 + i * step, by[i]);
+	let_next_start();
+	after_previous();
+	x += (size_t)blockIdx.x * ldx + c0;
+	y += (size_t)blockIdx.x * ldy + c0;
+	partial += (size_t)blockIdx.x * wide + c0;
+#pragma unroll
+	for (int i = 0; i < GROUPS; i++)
+		if (c0 + i * step < cols) {
+			float add[GROUP] = {};
+
+			group_at(x + i * step, v[i]);
+#pragma unroll 4
+			for (int s = 0; s < slices; s++) {
+				float a[GROUP];
+
+				group_at(partial + (size_t)s * gridDim.x * wide + i * step, a);
+#pragma unroll
+				for (int k = 0; k < GROUP; k++)
+					add[k] += a[k];
+			}
+#pragma unroll
+			for (int k = 0; k < GROUP; k++) {
+				v[i][k] += add[k];
+				sum += v[i][k] * v[i][k];
+			}
+			*(float4 *)(x + i * step) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
+			*(float4 *)(x + i * step + 4) = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
+		}
+	scale = 1.0f / sqrtf(block_sum(sum) / cols + eps);
+#pragma unroll
+	for (int i = 0; i < GROUPS; i++)
+		if (c0 + i * step < cols) {
+#pragma unroll
+			for (int k = 0; k < GROUP; k++)
+				v[i][k] *= scale * (one + by[i][k]);
+			group_to(y + i * step, v[i]);
+		}
+}
+
+int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w)
+{
+	return x.dtype == TD_F32 && y.dtype == TD_BF16 && grouped(x) && grouped(y) && (uintptr_t)w % 16 == 0 &&
+	       x.cols <= THREADS_MAX * GROUPS_MAX * GROUP;
+}
+
+void td__cuda_add_norm(struct td_dev *dev, const float *partial, int slices, int wide, struct td_tensor x, const float *w, float eps, int zero_centred,
+		       struct td_tensor y)
+{
+	int groups = x.cols / GROUP, threads = div_up(groups < THREADS_MAX ? groups : div_up(groups, GROUPS_MAX), 32) * 32;
+
+	td__cuda_launch(dev, "linear_norm", groups > THREADS_MAX ? add_norm_kernel<GROUPS_MAX> : add_norm_kernel<1>, x.rows, threads, 0, partial, slices, wide,
+			(float *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld, x.cols);
+}
+
 /* ---- SwiGLU -------------------------------------------------------------------------------------------------------------------------- */
 
-static __global__ void swiglu_kernel(const bf16 *x, int ldx, bf16 *y, int ldy, int cols)
+/* paired: eight gates and their eight fellows in turn, as paired maps give them */
+static __global__ void swiglu_kernel(const bf16 *x, int ldx, bf16 *y, int ldy, int cols, int paired)
 {
 	int c = (blockIdx.y * SWIGLU_THREADS + threadIdx.x) * GROUP;
-	const bf16 *gate = x + (size_t)blockIdx.x * ldx + c;
+	const bf16 *gate = x + (size_t)blockIdx.x * ldx + (paired ? 2 * c : c);
 	float g[GROUP], u[GROUP];
 
 	let_next_start();
@@ -148,14 +215,14 @@ static __global__ void swiglu_kernel(const bf16 *x, int ldx, bf16 *y, int ldy, i
 	if (c >= cols)
 		return;
 	group_at(gate, g);
-	group_at(gate + cols, u);
+	group_at(gate + (paired ? (int)GROUP : cols), u);
 #pragma unroll
 	for (int k = 0; k < GROUP; k++)
 		g[k] = silu(g[k]) * u[k];
 	group_to(y + (size_t)blockIdx.x * ldy + c, g);
 }
 
-static __global__ void swiglu_single(const bf16 *x, int ldx, bf16 *y, int ldy, int cols)
+static __global__ void swiglu_single(const bf16 *x, int ldx, bf16 *y, int ldy, int cols, int)
 {
 	int c = blockIdx.y * SWIGLU_THREADS + threadIdx.x;
 	const bf16 *gate = x + (size_t)blockIdx.x * ldx;
@@ -168,10 +235,18 @@ static __global__ void swiglu_single(const bf16 *x, int ldx, bf16 *y, int ldy, i
 
 void td__cuda_swiglu(struct td_dev *dev, struct td_tensor x, struct td_tensor y)
 {
+	td__cuda_swiglu_of(dev, x, y, 0);
+}
+
+void td__cuda_swiglu_of(struct td_dev *dev, struct td_tensor x, struct td_tensor y, int paired)
+{
 	int each = grouped(x) && grouped(y) ? GROUP : 1;
+
+	if (paired && each == 1)
+		td__cuda_fail(dev, TD_E_INTERNAL, "swiglu: pairs of %d columns in rows of %d values that are not aligned", x.cols, x.ld);
 
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "swiglu") || td__cuda_type(dev, y, TD_BF16, "swiglu"))
 		return;
 	td__cuda_launch(dev, "swiglu", each == GROUP ? swiglu_kernel : swiglu_single, dim3(y.rows, div_up(y.cols / each, SWIGLU_THREADS)), SWIGLU_THREADS, 0,
-			(const bf16 *)x.data, x.ld, (bf16 *)y.data, y.ld, y.cols);
+			(const bf16 *)x.data, x.ld, (bf16 *)y.data, y.ld, y.cols, paired);
 }

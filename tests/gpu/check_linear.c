@@ -3,6 +3,8 @@
  */
 #include "tests/gpu/check.h"
 
+static int making_paired; /* what make_linear makes is gate|up */
+
 void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_part, struct td_linear *r, struct td_linear *d)
 {
 	struct td_linear_part part[4];
@@ -31,7 +33,7 @@ void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_par
 	for (int i = 0; i < 2; i++) {
 		struct td_error err = {0};
 
-		*w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group};
+		*w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .paired = making_paired};
 		w[i]->data = poisoned(side[i], side[i]->ops->pack_bytes(kind, out, in, group));
 		if (side[i]->ops->pack(side[i]->dev, w[i], part, n_part, &err))
 			die("pack", &err);
@@ -180,6 +182,70 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 	drop_all();
 }
 
+/* The calls that do several operations at once, against the operations one by one: bits, or the rounding of gate and up that is left out. */
+static void together(int hidden, int inner, int wide, int few, int group)
+{
+	static const int many[] = {1, 8, 16, 33, 64, 100};
+	struct td_linear down_r, down, qkv_r, qkv, ba_r, ba, gate_r, gate;
+	float *norm_w = random_values((size_t)hidden, 1);
+	char shape[128];
+
+	make_linear(TD_W_INT4, hidden, inner, group, 1, &down_r, &down);
+	make_linear(TD_W_INT4, wide, hidden, group, 3, &qkv_r, &qkv);
+	make_linear(TD_W_BF16, few, hidden, 0, 2, &ba_r, &ba);
+	making_paired = 1;
+	make_linear(TD_W_INT4, 2 * inner, hidden, group, 1, &gate_r, &gate);
+	making_paired = 0;
+	for (size_t i = 0; i < sizeof(many) / sizeof(many[0]); i++) {
+		int rows = many[i];
+		float *x = random_values((size_t)rows * hidden, 1), *z = random_values((size_t)rows * inner, 1), *res = random_values((size_t)rows * hidden, 1);
+		struct td_tensor xd = put_act(&dut, x, rows, hidden, hidden), zd = put_act(&dut, z, rows, inner, inner), xr = put_act(&ref, x, rows, hidden, hidden);
+		struct td_tensor y[2], n[2], a[2], b[2], both_r = new_act(&ref, rows, 2 * inner, 2 * inner), both = new_act(&dut, rows, 2 * inner, 2 * inner);
+		struct td_tensor sr = new_act(&ref, rows, inner, inner), sd = new_act(&dut, rows, inner, inner);
+		float *w = put(&dut, norm_w, (size_t)hidden * 4);
+
+		for (int k = 0; k < 2; k++) {
+			y[k] = put_f32(&dut, res, rows, hidden, hidden);
+			n[k] = new_act(&dut, rows, hidden, hidden);
+			a[k] = new_act(&dut, rows, wide, wide);
+			b[k] = new_f32(&dut, rows, few, few);
+		}
+		batch_of(&dut, rows, 0);
+		dut.ops->linear(dut.dev, zd, &down, y[0], 1);
+		dut.ops->rms_norm(dut.dev, y[0], w, 1e-6f, 1, n[0]);
+		dut.ops->linear_norm(dut.dev, zd, &down, y[1], w, 1e-6f, 1, n[1]);
+		snprintf(shape, sizeof(shape), "linear_norm %d x %d, %d rows: bits of both operations", hidden, inner, rows);
+		verdict_bool("linear", shape,
+			     same_bits(get_values(&dut, y[0]), get_values(&dut, y[1]), (size_t)rows * hidden) &&
+				     same_bits(get_values(&dut, n[0]), get_values(&dut, n[1]), (size_t)rows * hidden));
+		dut.ops->linear(dut.dev, xd, &qkv, a[0], 0);
+		dut.ops->linear(dut.dev, xd, &ba, b[0], 0);
+		dut.ops->linear2(dut.dev, xd, &qkv, a[1], &ba, b[1]);
+		snprintf(shape, sizeof(shape), "linear2 %d and %d x %d, %d rows: bits of both operations", wide, few, hidden, rows);
+		verdict_bool("linear", shape,
+			     same_bits(get_values(&dut, a[0]), get_values(&dut, a[1]), (size_t)rows * wide) &&
+				     same_bits(get_values(&dut, b[0]), get_values(&dut, b[1]), (size_t)rows * few));
+		ref.ops->linear_swiglu(ref.dev, xr, &gate_r, both_r, sr);
+		dut.ops->linear_swiglu(dut.dev, xd, &gate, both, sd);
+		snprintf(shape, sizeof(shape), "linear_swiglu %d x %d, %d rows", inner, hidden, rows);
+		line("linear", shape, relative(get_values(&dut, sd), get_values(&ref, sr), (size_t)rows * inner), TOL_ROUND);
+	}
+	/* a prompt's block takes the dense way, with its rows paired too */
+	{
+		enum { ROWS = 300 };
+		float *x = random_values((size_t)ROWS * hidden, 1);
+		struct td_tensor xr = put_act(&ref, x, ROWS, hidden, hidden), xd = put_act(&dut, x, ROWS, hidden, hidden), sr = new_act(&ref, ROWS, inner, inner);
+		struct td_tensor sd = new_act(&dut, ROWS, inner, inner);
+
+		batch_of(&dut, ROWS, 1);
+		ref.ops->linear_swiglu(ref.dev, xr, &gate_r, new_act(&ref, ROWS, 2 * inner, 2 * inner), sr);
+		dut.ops->linear_swiglu(dut.dev, xd, &gate, new_act(&dut, ROWS, 2 * inner, 2 * inner), sd);
+		snprintf(shape, sizeof(shape), "linear_swiglu %d x %d, %d rows of a prompt", inner, hidden, ROWS);
+		line("linear", shape, relative(get_values(&dut, sd), get_values(&ref, sr), (size_t)ROWS * inner), 2 * TOL_ROUND);
+	}
+	drop_all();
+}
+
 void check_linear(void)
 {
 	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 333, 0}, some[] = {1, 5, 16, 40, 300, 0};
@@ -202,8 +268,11 @@ void check_linear(void)
 	map("BF16", TD_W_BF16, 300, 1000, 0, 3, 0, some);
 	map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, some);
 	map("BF16", TD_W_BF16, 1, 8, 0, 1, 1, some);
+	together(256, 1152, 400, 24, 128);
+	together(192, 320, 96, 16, 32);
 	if (!big)
 		return;
+	together(2560, 9216, 12288, 64, 128);
 	map("INT4 g32 qkvz", TD_W_INT4, 12288, 2560, 32, 4, 0, some);
 	map("INT4 g128 gate|up", TD_W_INT4, 18432, 2560, 128, 2, 0, few);
 	map("INT4 g128 down", TD_W_INT4, 2560, 9216, 128, 1, 0, some);

@@ -1,0 +1,125 @@
+/*
+ * int4_format.cuh: packed 4-bit weights, for the frame of linear_tile.cuh.
+ *
+ * Arithmetic: mma.m16n8k16 on bf16(code - 8), which is exact, and the bf16 activations; the float32 sum of a group's columns, or of the part of a group
+ * in a chunk, is multiplied by the group's scale and added in float32. So the weight is exactly (code - 8) * scale; all error is that of float32 sums
+ * (about 1e-6 relative) and of the last rounding to bf16. To start the sums at -24 times the activations' sum instead of taking 24 from each 16 + code
+ * saves one instruction in four of the loop and costs more than that in front of it, where nothing overlaps.
+ *
+ * Order in memory (made once by repack): tiles of 16 outputs; in a tile chunks of 128 columns, each 1,024 bytes of weights and then its scales:
+ *	chunk = [half: 2][lane: 32] x 16 bytes; word 4 half + 2u' + i of lane (g, t): unit u = 2 half + u' (32 columns), product i (16 columns)
+ *	nibble r (r + 4): first (second) element of fragment register a_r: output g + 8(r & 1), columns 32u + 8t + 4i + 2(r >> 1) (+ 1)
+ *	the whole word is turned left by 3 bits, so that turning it right by 4r puts nibble r at bits 3 to 6 of both halves: the place of 1/16 .. 1/2
+ *	in a bf16 of 16 to 32
+ *	scales = [part][g: 8][row g or g + 8: 2] bf16, 4 bytes for a lane; one part where a group is a multiple of a chunk, else one for each unit
+ * so a lane loads its own fragments as they are, 16 bytes at a time, and a lane's 8 activations of a unit are neighbours too: x[g][8t .. 8t+7].
+ */
+#ifndef TD_CUDA_INT4_FORMAT_CUH
+#define TD_CUDA_INT4_FORMAT_CUH
+
+#include "kernels/cuda/linear_tile.cuh"
+
+static inline int parts_of(const struct td_linear *w)
+{
+	return td_pack_parts(w->group);
+}
+
+/* Eight codes -> four registers of two bf16(code - 8): bf16(16 + code) is a matter of bits, and taking 24 from it is exact. */
+static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
+{
+	const uint32_t bias = 0x41c041c0u; /* 24, 24 */
+
+#pragma unroll
+	for (int r = 0; r < 4; r++) {
+		uint32_t v = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
+		__nv_bfloat162 d = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&v), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
+
+		a[r] = *reinterpret_cast<uint32_t *>(&d);
+	}
+}
+
+template <int P> struct int4_format {
+	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = 3 };
+
+	/* Where a lane reads next, in T tiles. Tiles beyond the last are read as the last, and their sums not used. */
+	template <int T> struct line {
+		const char *at[T];
+
+		__device__ __forceinline__ void start(const struct linear_args &p, int tile, int c)
+		{
+#pragma unroll
+			for (int m = 0; m < T; m++)
+				at[m] = (const char *)p.w + ((size_t)min(tile + m, p.tiles - 1) * p.chunks + c) * BYTES + (threadIdx.x & 31) * 16;
+		}
+		__device__ __forceinline__ void step()
+		{
+#pragma unroll
+			for (int m = 0; m < T; m++)
+				at[m] += K_PARTS * BYTES;
+		}
+	};
+
+	/* A lane's weights of one chunk of T tiles. */
+	template <int T> struct lane {
+		uint4 w[T][2];
+		uint32_t scale[T][P];
+
+		__device__ __forceinline__ void load(const struct linear_args &, const struct line<T> &from)
+		{
+			int l = threadIdx.x & 31, back = (l >> 2) * 4 - l * 16;
+
+#pragma unroll
+			for (int m = 0; m < T; m++) {
+				w[m][0] = load_once(from.at[m]);
+				w[m][1] = load_once(from.at[m] + 512);
+#pragma unroll
+				for (int q = 0; q < P; q++)
+					scale[m][q] = __ldg((const uint32_t *)(from.at[m] + back + 1024 + q * 32));
+			}
+		}
+
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, float acc[T][NT][4]) const
+		{
+			float c[T][NT][4];
+
+#pragma unroll
+			for (int u = 0; u < UNITS; u++) {
+				uint4 x[NT];
+
+#pragma unroll
+				for (int n = 0; n < NT; n++)
+					x[n] = load16(x_sh + n * 8 * pitch + u * (UNIT * 2));
+#pragma unroll
+				for (int m = 0; m < T; m++) {
+					uint4 v = w[m][u / 2];
+					uint32_t a[4], b[4];
+
+					expand(u & 1 ? v.z : v.x, a);
+					expand(u & 1 ? v.w : v.y, b);
+#pragma unroll
+					for (int n = 0; n < NT; n++) {
+						if (u % (UNITS / P) == 0)
+							c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
+						mma_bf16(c[m][n], a[0], a[1], a[2], a[3], x[n].x, x[n].y);
+						mma_bf16(c[m][n], b[0], b[1], b[2], b[3], x[n].z, x[n].w);
+					}
+				}
+				if ((u + 1) % (UNITS / P) == 0)
+#pragma unroll
+					for (int m = 0; m < T; m++) {
+						uint32_t s = scale[m][u / (UNITS / P)];
+
+#pragma unroll
+						for (int n = 0; n < NT; n++) {
+							acc[m][n][0] += bf16_lo(s) * c[m][n][0];
+							acc[m][n][1] += bf16_lo(s) * c[m][n][1];
+							acc[m][n][2] += bf16_hi(s) * c[m][n][2];
+							acc[m][n][3] += bf16_hi(s) * c[m][n][3];
+						}
+					}
+			}
+		}
+	};
+};
+
+#endif

@@ -1,0 +1,62 @@
+/*
+ * linear_pair.cu: two maps of one input in one launch: a large one of 4-bit weights, and a small one of bf16 weights whose blocks take the multiprocessors
+ * that the large one leaves free. By itself the small one would be a stage of its own, three microseconds for a third of a megabyte.
+ *
+ * A block is of the one or of the other, and does what it would do alone (linear_tile.cuh): the same bits.
+ */
+#include "kernels/cuda/bf16_format.cuh"
+#include "kernels/cuda/int4_format.cuh"
+
+/* grid (groups of both, 1, groups of NT * 8 rows) */
+template <int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) pair_kernel(const struct linear_args a, const struct linear_args b, int groups_a)
+{
+	if ((int)blockIdx.x < groups_a)
+		linear_block<int4_format<1>, NT, T>(a, blockIdx.x);
+	else
+		linear_block<bf16_format, NT, 1>(b, blockIdx.x - groups_a);
+}
+
+template <int NT, int T>
+static void launch_pair(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
+{
+	size_t shared = shared_bytes<int4_format<1>, NT, T>(a), other = shared_bytes<bf16_format, NT, 1>(b);
+	static size_t allowed;
+
+	shared = shared > other ? shared : other;
+	if (shared > allowed)
+		td__cuda_shared(dev, pair_kernel<NT, T>, allowed = shared);
+	td__cuda_launch(dev, "linear2", pair_kernel<NT, T>, dim3(groups_a + groups_b, 1, div_up(a.rows, NT * 8)), THREADS, shared, a, b, groups_a);
+}
+
+template <int NT> static void launch_pair_wide(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
+{
+	int t = tiles_of(a, NT > 2 ? 2 : 3);
+
+	if (NT <= 2 && t > 2)
+		launch_pair<NT, NT <= 2 ? 3 : 2>(dev, a, b, groups_a, groups_b);
+	else if (t > 1)
+		launch_pair<NT, 2>(dev, a, b, groups_a, groups_b);
+	else
+		launch_pair<NT, 1>(dev, a, b, groups_a, groups_b);
+}
+
+int td__cuda_linear_pair(struct td_dev *dev, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1)
+{
+	struct linear_use use = {};
+	struct linear_args a = arguments(x, w0, y0, use), b = arguments(x, w1, y1, use);
+	int groups_a = 1, groups_b = 1, slices_a = 1, slices_b = 1;
+
+	if (w0->kind != TD_W_INT4 || parts_of(w0) != 1 || w1->kind != TD_W_BF16 || w1->in % 8 || (uintptr_t)w1->data % 16)
+		return 0;
+	cut<int4_format<1> >(dev, &a, &groups_a, &slices_a);
+	cut<bf16_format>(dev, &b, &groups_b, &slices_b);
+	if (slices_a > 1 || slices_b > 1)
+		return 0;
+	if (x.rows <= 8)
+		launch_pair_wide<1>(dev, a, b, groups_a, groups_b);
+	else if (x.rows <= 16)
+		launch_pair_wide<2>(dev, a, b, groups_a, groups_b);
+	else
+		launch_pair_wide<4>(dev, a, b, groups_a, groups_b);
+	return 1;
+}
