@@ -169,22 +169,36 @@ void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct t
 		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
 }
 
-/* A paired map's outputs lie tile by tile, so swiglu must know when they were made by another product. */
-void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
+static void gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y)
 {
-	int paired = td__cuda_paired(w);
-
-	if (dev->error.code || x.rows == 0)
-		return;
-	if (!paired || (x.rows == dev->batch_rows && dev->n_large) || !aligned16(x) || x.cols != w->in || 2 * y.cols != w->out || y.dtype != TD_BF16 ||
-	    y.ld % 4 || (uintptr_t)y.data % 8) {
-		td__cuda_linear(dev, x, w, both, 0);
-		td__cuda_swiglu_of(dev, both, y, paired);
-		return;
-	}
 	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
 		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
 
 		td__cuda_int4_gated(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows));
 	}
+}
+
+/* Few rows are gated before they are rounded, blocks of prompts after it, so each row goes the way that is its own whatever else the call has. A paired
+ * map's outputs lie tile by tile, so swiglu must know when they were made by another product. */
+void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
+{
+	int paired = td__cuda_paired(w), row = 0;
+
+	if (dev->error.code || x.rows == 0)
+		return;
+	if (!paired || !aligned16(x) || !aligned16(both) || x.cols != w->in || 2 * y.cols != w->out || y.dtype != TD_BF16 || y.ld % 4 ||
+	    (uintptr_t)y.data % 8) {
+		td__cuda_linear(dev, x, w, both, 0);
+		td__cuda_swiglu_of(dev, both, y, paired);
+		return;
+	}
+	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large; i++) {
+		const struct td_cuda_block *l = &dev->large[i];
+
+		gated(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row));
+		td__cuda_dense(dev, td_rows(x, l->row0, l->rows), w, td_rows(both, l->row0, l->rows), 0);
+		td__cuda_swiglu_of(dev, td_rows(both, l->row0, l->rows), td_rows(y, l->row0, l->rows), 1);
+		row = l->row0 + l->rows;
+	}
+	gated(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row));
 }

@@ -242,6 +242,18 @@ static void together(int hidden, int inner, int wide, int few, int group)
 		dut.ops->linear_swiglu(dut.dev, xd, &gate, new_act(&dut, ROWS, 2 * inner, 2 * inner), sd);
 		snprintf(shape, sizeof(shape), "linear_swiglu %d x %d, %d rows of a prompt", inner, hidden, ROWS);
 		line("linear", shape, relative(get_values(&dut, sd), get_values(&ref, sr), (size_t)ROWS * inner), 2 * TOL_ROUND);
+		{
+			static struct td_seq rest;
+			struct td_tensor alone = new_act(&dut, ROWS - 256, inner, inner);
+			struct td_batch b;
+
+			rest = (struct td_seq){.rows = ROWS - 256, .pos0 = 256, .commit = TD_COMMIT_END};
+			make_batch(&dut, &b, &rest, 1);
+			dut.ops->linear_swiglu(dut.dev, td_rows(xd, 256, ROWS - 256), &gate, new_act(&dut, ROWS - 256, 2 * inner, 2 * inner), alone);
+			snprintf(shape, sizeof(shape), "linear_swiglu %d x %d: a prompt's rest alone, bits", inner, hidden);
+			verdict_bool("linear", shape,
+				     same_bits(get_values(&dut, alone), get_values(&dut, td_rows(sd, 256, ROWS - 256)), (size_t)(ROWS - 256) * inner));
+		}
 	}
 	drop_all();
 }
