@@ -236,53 +236,60 @@ static __device__ __forceinline__ void renew(const struct attend_args &p, const 
 	float weight[D / 32];
 
 	norm_weights<D>(p.w, p.w.k_norm, lane, weight);
+#pragma unroll 1
 	for (int key = first + warp; key < end; key += WARPS) {
 		bf16 *at = lane_at<D>(k_sh, key - base, lane);
-		head_words<D> y;
-
-#pragma unroll
-		for (int i = 0; i < D / 64; i++)
-			y.w[i] = ((const uint32_t *)at)[i];
-		y = norm_turn<D>(p.w, weight, y, turn_sh + (key - sp.fresh) * (p.w.rotary_dim / 2), lane);
+		head_words<D> y = norm_turn<D>(p.w, weight, head_get<D>(at), turn_sh + (key - sp.fresh) * (p.w.rotary_dim / 2), lane);
 		head_store<D>(at, y);
 		if (sp.keep) {
 			size_t to = cache_at(p.w, p.kv, s.slot, key, kv_head) + lane * (D / 32);
 
 			head_store<D>((bf16 *)p.kv.k + to, y);
-			at = lane_at<D>(v_sh, key - base, lane);
-#pragma unroll
-			for (int i = 0; i < D / 64; i++)
-				y.w[i] = ((const uint32_t *)at)[i];
-			head_store<D>((bf16 *)p.kv.v + to, y);
+			head_store<D>((bf16 *)p.kv.v + to, head_get<D>(lane_at<D>(v_sh, key - base, lane)));
 		}
 	}
 }
 
 /* ---- one span ---------------------------------------------------------------------------------------------------------------------- */
 
-/* Norm and rotary of the pairs' q; zeroes beyond. A warp takes 2 MT of them. */
+/*
+ * Norm and rotary of the pairs' q; zeroes beyond. A warp takes 2 MT of them: asked for all at once, then made in a loop, since code that runs once is slow
+ * to come.
+ */
 template <int D, int MT>
 static __device__ __forceinline__ void queries(const struct attend_args &p, const struct td_seq &s, int r0, int pairs, int kv_head, bf16 *q_sh,
 					       const float2 *turn_sh, const float weight[D / 32])
 {
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, q_step = p.w.gated ? 2 * D : D;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, gqa = p.w.heads / p.w.kv_heads, q_step = p.w.gated ? 2 * D : D, m0 = warp * 2 * MT;
+	int r = m0 / gqa, h = m0 % gqa, half = p.w.rotary_dim / 2;
+	const bf16 *x = p.x + (size_t)(s.row0 + r0 + r) * p.ldx + (kv_head * gqa + h) * q_step;
+	const float2 *turn = turn_sh + (p.draft ? r0 + r : r) * half;
 	head_words<D> raw[2 * MT];
 
 #pragma unroll
-	for (int i = 0; i < 2 * MT; i++) {
-		int m = warp * 2 * MT + i;
-
-		if (m < pairs)
-			raw[i] = head_load<D>(p.x + (size_t)(s.row0 + r0 + m / gqa) * p.ldx + (kv_head * gqa + m % gqa) * q_step, lane);
-		else
-			raw[i] = {};
+	for (int i = 0, g = h; i < 2 * MT; i++) {
+		raw[i] = {};
+		if (m0 + i < pairs)
+			raw[i] = head_load<D>(x, lane);
+		x += q_step;
+		if (++g == gqa) {
+			g = 0;
+			x += p.ldx - gqa * q_step;
+		}
 	}
-	__syncthreads(); /* turn_sh */
 #pragma unroll
+	for (int i = 0; i < 2 * MT; i++)
+		head_store<D>(lane_at<D>(q_sh, m0 + i, lane), raw[i]);
+	__syncthreads(); /* turn_sh; what q_sh holds is the lane's own */
+#pragma unroll (MT)
 	for (int i = 0; i < 2 * MT; i++) {
-		int m = warp * 2 * MT + i, r = m < pairs ? m / gqa : 0;
+		bf16 *at = lane_at<D>(q_sh, m0 + i, lane);
 
-		head_store<D>(lane_at<D>(q_sh, m, lane), norm_turn<D>(p.w, weight, raw[i], turn_sh + (p.draft ? r0 + r : r) * (p.w.rotary_dim / 2), lane));
+		head_store<D>(at, norm_turn<D>(p.w, weight, head_get<D>(at), m0 + i < pairs ? turn : turn_sh, lane));
+		if (++h == gqa) {
+			h = 0;
+			turn += half;
+		}
 	}
 }
 
@@ -392,6 +399,7 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 
 	if (threadIdx.x < MT * 16)
 		sh.sees[threadIdx.x] = sees(p, s, r0 + threadIdx.x / gqa, sp.own);
+#pragma unroll 1
 	for (int i = 0; i < sp.end - sp.tile; i++) {
 		int base = (sp.tile + i) * TILE, fresh = base + TILE > sp.fresh && sp.fresh < sp.limit;
 		bf16 *k_sh = sh.ring + (2 * i & (p.slots - 1)) * (TILE * D), *v_sh = sh.ring + ((2 * i + 1) & (p.slots - 1)) * (TILE * D);
@@ -455,8 +463,10 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 		there = next_rows(p, s, r1, &ra, &rb, &sp);
 	if (there) {
 		feed_begin(p, s, sp, &f);
+#pragma unroll 1
 		for (int i = 0; early && i < p.slots; i++, f.unit++, copy_commit())
 			feed_old<D>(p, s, sp, kv_head, &f, sh.ring);
+#pragma unroll 1
 		for (int r = threadIdx.x / 32; r < rows; r += WARPS)
 			turns(p.w, s.pos0 + first + r, sh.turn + r * (p.w.rotary_dim / 2), threadIdx.x & 31, 32);
 	}
@@ -464,6 +474,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 	let_next_start(); /* not sooner: see the head */
 	if (!there)
 		return;
+#pragma unroll 1
 	for (int i = 0; i < p.slots; i++)
 		if (early)
 			feed_new<D>(p, s, sp, kv_head, i, f.units, sh.ring);
@@ -477,6 +488,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 		if (!there)
 			return;
 		feed_begin(p, s, sp, &f);
+#pragma unroll 1
 		for (int i = 0; i < p.slots; i++)
 			feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
 	}

@@ -80,28 +80,37 @@ static __device__ __forceinline__ int sequence_of(const struct td_seq *seq, int 
 
 /* ---- a head in a warp: lane l holds the D / 32 dims from l * D / 32 on -------------------------------------------------------------------- */
 
-template <int D> struct head_words {
+template <int D> struct alignas(D / 16) head_words {
 	uint32_t w[D / 64];
 };
 
-template <int D> static __device__ __forceinline__ head_words<D> head_load(const bf16 *x, int lane)
+/* A lane's share at x, in one piece. */
+template <int D> static __device__ __forceinline__ head_words<D> head_get(const bf16 *x)
 {
 	head_words<D> h;
 
 	if (D == 256)
-		*(uint4 *)h.w = ((const uint4 *)x)[lane];
+		*(uint4 *)h.w = *(const uint4 *)x;
 	else if (D == 128)
-		*(uint2 *)h.w = ((const uint2 *)x)[lane];
+		*(uint2 *)h.w = *(const uint2 *)x;
 	else
-		h.w[0] = ((const uint32_t *)x)[lane];
+		h.w[0] = *(const uint32_t *)x;
 	return h;
+}
+
+template <int D> static __device__ __forceinline__ head_words<D> head_load(const bf16 *x, int lane)
+{
+	return head_get<D>(x + lane * (D / 32));
 }
 
 template <int D> static __device__ __forceinline__ void head_store(bf16 *x, const head_words<D> &h)
 {
-#pragma unroll
-	for (int i = 0; i < D / 64; i++)
-		((uint32_t *)x)[i] = h.w[i];
+	if (D == 256)
+		*(uint4 *)x = *(const uint4 *)h.w;
+	else if (D == 128)
+		*(uint2 *)x = *(const uint2 *)h.w;
+	else
+		*(uint32_t *)x = h.w[0];
 }
 
 /* This lane's weights of a head's norm. */
@@ -115,6 +124,7 @@ template <int D> static __device__ __forceinline__ void norm_weights(const struc
 /* cos and sin of position `pos` for the pairs of dims (j, j + half), j = first, first + step, ... qwen35 3.2.4 */
 static __device__ __forceinline__ void turns(const struct td_attn &w, int pos, float2 *turn, int first, int step)
 {
+#pragma unroll 1
 	for (int j = first; j < w.rotary_dim / 2; j += step) {
 		float angle = (float)pos * w.inv_freq[j];
 
@@ -137,7 +147,7 @@ static __device__ __forceinline__ head_words<D> norm_turn(const struct td_attn &
 		v[2 * i + 1] = bf16_hi(x.w[i]);
 		sum += v[2 * i] * v[2 * i] + v[2 * i + 1] * v[2 * i + 1];
 	}
-	sum = 1.0f / sqrtf(warp_sum(sum) / D + w.eps);
+	sum = rsqrtf(warp_sum(sum) / D + w.eps);
 #pragma unroll
 	for (int i = 0; i < N; i++)
 		v[i] *= sum * weight[i];
