@@ -33,6 +33,7 @@ struct ask {
 };
 
 struct group { /* what the hooks look at */
+	struct pair *pair;
 	struct ask *ask[SLOTS];
 	int n;
 };
@@ -55,6 +56,7 @@ static void ask(struct ask *a, const int32_t *ids, int n, int k)
 	a->r.n_ids = a->r.n_prompt = n;
 	a->r.max_total = n + OUT;
 	a->r.k = k;
+	a->r.sampling.logprobs = 0; /* a token hides what a log-probability shows */
 	a->r.cache = 1;
 }
 
@@ -79,7 +81,7 @@ static void on_commit(void *ctx, const struct td_record *rec)
 			continue;
 		if (rec->drafted)
 			a->drafts = a->drafts * 31 + a->draft;
-		v = &td_shm_slot(kept.shm && g->ask[0]->r.cache == 1 ? kept.shm : plain.shm, rec->slot)->verdict[rec->b % TD_VERDICTS];
+		v = &td_shm_slot(g->pair->shm, rec->slot)->verdict[rec->b % TD_VERDICTS];
 		if (a->r.sampling.logprobs >= 0)
 			for (int j = 0; j < rec->n; j++) {
 				a->logprobs = a->logprobs * 31 + XXH3_64bits(&v->logprob[j], sizeof(v->logprob[j]));
@@ -90,7 +92,7 @@ static void on_commit(void *ctx, const struct td_record *rec)
 
 static void run(struct pair *p, struct ask *const *a, int n)
 {
-	struct group g = {.n = n};
+	struct group g = {.pair = p, .n = n};
 	struct pair_hooks hooks = {.ctx = &g, .draft = on_draft, .commit = on_commit};
 	struct pair_request r[SLOTS];
 	int open = n;
@@ -217,7 +219,7 @@ static void chats(void)
 	for (int turn = 0; turn < 2 + full; turn++) {
 		for (int i = 0; i < SLOTS; i++) {
 			ask(&a[i], ids[i], n[i], widths[i]);
-			a[i].r.sampling.logprobs = i % 2 ? 3 : -1;
+			a[i].r.sampling.logprobs = i % 2 ? 3 : 0;
 			if (i == 3) {
 				a[i].r.sampling.temperature = 0.7f;
 				a[i].r.sampling.seed = (uint64_t)turn + 5;
