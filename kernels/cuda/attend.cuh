@@ -190,12 +190,12 @@ template <int D> static __device__ __forceinline__ int corner(int row, int high)
 }
 
 /*
- * Scores of M * 16 pairs with N * 8 keys from `key` on. Fragments are loaded one or two products ahead: ldmatrix keeps its place among the instructions, and
+ * Scores of M * 16 pairs with N * 8 keys from `key` on. Fragments are loaded two products ahead: ldmatrix keeps its place among the instructions, and
  * its answer takes as long as several products.
  */
 template <int D, int M, int N> static __device__ __forceinline__ void scores(float s[M][N][4], bf16 *q_sh, int m0, bf16 *k_sh, int key, int lane)
 {
-	enum { AHEAD = M == 1 ? 2 : 1, EACH_K = N / 2, STEPS = D / 16 * EACH_K };
+	enum { AHEAD = 2, EACH_K = N / 2, STEPS = D / 16 * EACH_K };
 	int q_at = corner<D>(m0 + (lane & 15), lane >> 4), k_at = corner<D>(key + (lane >> 4) * 8 + (lane & 7), lane >> 3 & 1);
 	uint32_t a[2][M][4], b[AHEAD + 1][4];
 
@@ -235,7 +235,7 @@ template <int D, int M, int N> static __device__ __forceinline__ void scores(flo
 template <int D, int KEYS, int M, int N>
 static __device__ __forceinline__ void weigh(float o[M][N][4], float l[M][4], bf16 *p_sh, int m0, bf16 *v_sh, int c0, int lane)
 {
-	enum { AHEAD = M == 1 ? 2 : 1, EACH_K = N / 2, STEPS = KEYS / 16 * EACH_K };
+	enum { AHEAD = 2, EACH_K = N / 2, STEPS = KEYS / 16 * EACH_K };
 	int p_at = corner<KEYS>(m0 + (lane & 15), lane >> 4), v_at = corner<D>(lane & 15, lane >> 4) ^ c0 << 3;
 	uint32_t a[2][M][4], b[AHEAD + 1][4];
 
