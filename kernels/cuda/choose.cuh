@@ -326,10 +326,12 @@ static __device__ __forceinline__ float floor_of(const struct td_sampling *s)
 	return s->min_p > 1 ? 1 : s->min_p;
 }
 
-/* Of an adjusted logit beside the best one, which is a number. */
+/* Of an adjusted logit beside the best one, which is a number; as on the CPU nothing where float32 has no full precision left. */
 static __device__ __forceinline__ float weight(float l, float best, float temperature)
 {
-	return l == best ? 1 : expf((l - best) / temperature);
+	float x = (l - best) / temperature;
+
+	return x < -87.0f ? 0 : expf(x);
 }
 
 /* The fewest whose mass reaches top_p of `total`. */
