@@ -145,8 +145,9 @@ static __device__ __forceinline__ void copy_rows(const struct linear_args &p, ui
 	const bf16 *x = p.x + (size_t)row0 * p.ldx + c0 * CHUNK;
 	int rows = min(NT * 8, p.rows - row0), there = min(chunks * CHUNK, p.in - c0 * CHUNK), wide = arrival_chunks(p) * CHUNK;
 
-	if (rows_by_engine() && threadIdx.x < 32)
-		for (int k = 0; k < there; k += wide)
+	/* The engine takes one copy at a time from a warp, some twenty cycles each: so every warp asks for another arrival. */
+	if (rows_by_engine())
+		for (int k = threadIdx.x / 32 * wide; k < there; k += WARPS * wide)
 			rows_copy(bar + k / wide * 8, x_sh + k * 2, pitch, (const char *)(x + k), (size_t)p.ldx * 2, rows, min(wide, there - k) * 2);
 	if (rows_by_engine() && there == chunks * CHUNK)
 		return;

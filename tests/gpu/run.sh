@@ -70,11 +70,15 @@ sanitized() { # tool, what, seconds, command...
 	one "$what" "$limit" 'ERROR SUMMARY|RACECHECK SUMMARY|lines,|prompts: ' compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
 }
 if [ -n "${SANITIZE:-}" ]; then
-	# A prompt, some drafted and verified tokens: each kernel of the cycle, at the sizes of the pair.
+	# A prompt, some drafted and verified tokens: each kernel of the cycle, at the sizes of the pair. cuBLAS' kernels (nvjet) order their copies in a way
+	# that racecheck does not follow.
+	sanitized memcheck "operations" 60 "$B/tests/ops_check" --tiny
+	for part in rows linear gdn attention draft sample; do
+		sanitized racecheck $part 60 --kernel-regex-exclude kns=nvjet "$B/tests/ops_check" --tiny --only $part
+	done
 	for tool in memcheck racecheck; do
-		sanitized $tool "operations" 60 "$B/tests/ops_check" --tiny
-		sanitized $tool "the tiny pair" 60 "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --limit 1 \
-			--tokens 8 tests/data/reference_int4.json
+		sanitized $tool "the tiny pair" 60 --kernel-regex-exclude kns=nvjet "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 \
+			--draft-margin 0.2 --tolerance 0.02 --limit 1 --tokens 8 tests/data/reference_int4.json
 	done
 fi
 echo "$passed passed, $failed failed"

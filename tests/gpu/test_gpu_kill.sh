@@ -7,9 +7,9 @@ three() { # script lines in the middle
 	greet 1
 	greet 0
 	timeout 60000
-	gen tag=1 chat="user:how do I find large files?" max_tokens=300 ignore_eos=1
-	gen tag=2 chat="user:what does grep do?" max_tokens=200 ignore_eos=1
-	gen tag=3 chat="user:count the lines of all C files" max_tokens=300 ignore_eos=1 temperature=0.8 top_p=0.9 seed=7
+	gen tag=1 chat="user:how do I find large files?" max_tokens=900 ignore_eos=1
+	gen tag=2 chat="user:what does grep do?" max_tokens=700 ignore_eos=1
+	gen tag=3 chat="user:count the lines of all C files" max_tokens=900 ignore_eos=1 temperature=0.8 top_p=0.9 seed=7
 	$1
 	use 1
 	wait_status "used=0 queued=0"
