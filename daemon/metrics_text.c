@@ -287,7 +287,7 @@ static void about_cycles(FILE *f, const struct td_daemon *d)
 	struct bounds bounds;
 
 	family(f, "cycle_stage_seconds_total", "counter",
-	       "Where cycles spend their time: draft, wait (of the target for drafts), verify, commit. wait less draft is the channels' part.");
+	       "Where cycles spend their time: draft, wait (of the target for drafts), verify, commit. wait less draft is the part of the hand-overs.");
 	seconds(f, load(&w->draft_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "draft");
 	seconds(f, load(&t->wait_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "wait");
 	seconds(f, load(&t->step_us), "cycle_stage_seconds_total", "{stage=\"%s\"}", "verify");

@@ -113,7 +113,7 @@ enum { TD_BATCHES = 8 };
 
 /*
  * A step that comes again and again. A backend may keep its calls (CUDA: a graph) and make them at one stroke the next time: when who, what and ctx_max are
- * the same, and n_seq, n_rows, max_rows and the bucket of max_ctx of each batch are, then the calls must be the same operations on the same memory. All
+ * the same, and n_seq, n_rows and max_rows of each batch are, then the calls must be the same operations on the same memory. All
  * else that changes from step to step lies in device memory, the batches' td_seq included. Rows are those of blocks, never final ones, in buffers of
  * TD_BLOCK_MAX rows per slot or more.
  */

@@ -19,7 +19,7 @@ PAIR="--target $M/target-int4 --drafter $M/drafter-int4 --tokenizer $M/tokenizer
 passed=0
 failed=0
 out=$(mktemp)
-trap 'rm -f "$out"' EXIT
+trap 'rm -f "$out" "$out.race"' EXIT
 one() { # name, seconds, pattern of the lines to show, command...
 	name=$1 limit=$2 show=$3
 	shift 3
@@ -69,17 +69,22 @@ sanitized() { # tool, what, seconds, command...
 	shift 3
 	one "$what" "$limit" 'ERROR SUMMARY|RACECHECK SUMMARY|lines,|prompts: ' compute-sanitizer --tool "$tool" --error-exitcode 9 "$@"
 }
+# cuBLAS' own kernels (nvjet) order their copies in a way that racecheck does not follow, and don't run when they are left out; what it finds there is theirs.
+raced() { # what, seconds, command...
+	what="compute-sanitizer racecheck, $1" limit=$2
+	shift 2
+	one "$what" "$limit" 'RACECHECK SUMMARY|lines,|prompts: ' sh -c 'compute-sanitizer --tool racecheck "$@" >"$0" 2>&1; rc=$?; cat "$0"
+		[ $rc = 0 ] && ! grep "Error: Race reported" "$0" | grep -v nvjet' "$out.race" "$@"
+}
 if [ -n "${SANITIZE:-}" ]; then
-	# A prompt, some drafted and verified tokens: each kernel of the cycle, at the sizes of the pair. cuBLAS' kernels (nvjet) order their copies in a way
-	# that racecheck does not follow.
+	# A prompt, some drafted and verified tokens: each kernel of the cycle, at the sizes of the pair.
 	sanitized memcheck "operations" 60 "$B/tests/ops_check" --tiny
 	for part in rows linear gdn attention draft sample; do
-		sanitized racecheck $part 60 --kernel-regex-exclude kns=nvjet "$B/tests/ops_check" --tiny --only $part
+		raced $part 60 "$B/tests/ops_check" --tiny --only $part
 	done
-	for tool in memcheck racecheck; do
-		sanitized $tool "the tiny pair" 60 --kernel-regex-exclude kns=nvjet "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 \
-			--draft-margin 0.2 --tolerance 0.02 --limit 1 --tokens 8 tests/data/reference_int4.json
-	done
+	set -- "$B/tests/reference_check" $PAIR --device cuda --margin 0.05 --draft-margin 0.2 --tolerance 0.02 --limit 1 --tokens 8 tests/data/reference_int4.json
+	sanitized memcheck "the tiny pair" 60 "$@"
+	raced "the tiny pair" 120 "$@"
 fi
 echo "$passed passed, $failed failed"
 [ "$failed" = 0 ] && [ "$passed" -gt 0 ]

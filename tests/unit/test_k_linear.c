@@ -38,7 +38,7 @@ static void map_make(struct td_dev *dev, enum td_weight_kind kind, int out, int 
 				m->scales[at / (size_t)group] = td_bf16(k_uniform(-0.2f, 0.2f));
 			m->dense[at] = ((int)(m->words[at / 8] >> 4 * (k % 8) & 15) - 8) * (double)td_bf16_float(m->scales[at / (size_t)group]);
 		}
-	m->w = (struct td_linear){ kind, in, out, group, ops->alloc(dev, bytes, &err) };
+	m->w = (struct td_linear){ .kind = kind, .in = in, .out = out, .group = group, .data = ops->alloc(dev, bytes, &err) };
 	assert_non_null(m->w.data);
 	assert_true(bytes > 0);
 	part[0] = (struct td_linear_part){ first, kind == TD_W_BF16 ? (void *)m->bf16 : (void *)m->words, m->scales };
@@ -170,11 +170,66 @@ static void row_invariance(void **state)
 	one_shape(TD_W_BF16, 13, 517, 0);
 }
 
+/* The calls that do several operations: the bits of the operations one by one. */
+static void together(void **state)
+{
+	enum { ROWS = 5, HIDDEN = 64, INNER = 96 };
+	struct td_dev *dev = k_open(2);
+	struct map down, gate_up, few;
+	struct td_tensor x = k_random_tensor(ROWS, INNER, 0), z = k_random_tensor(ROWS, HIDDEN, 0), y[2], norm[2], both[2], inner[2], a[2], b[2];
+	float w[HIDDEN];
+
+	(void)state;
+	map_make(dev, TD_W_INT4, HIDDEN, INNER, 32, &down);
+	map_make(dev, TD_W_INT4, 2 * INNER, HIDDEN, 32, &gate_up);
+	map_make(dev, TD_W_BF16, 7, HIDDEN, 0, &few);
+	for (int i = 0; i < HIDDEN; i++)
+		w[i] = k_uniform(-1, 1);
+	y[0] = k_random_tensor(ROWS, HIDDEN, 0);
+	y[1] = k_tensor(ROWS, HIDDEN, 0);
+	memcpy(y[1].data, y[0].data, sizeof(float) * ROWS * HIDDEN);
+	for (int i = 0; i < 2; i++) {
+		norm[i] = k_tensor(ROWS, HIDDEN, 0);
+		both[i] = k_tensor(ROWS, 2 * INNER, 0);
+		inner[i] = k_tensor(ROWS, INNER, 0);
+		a[i] = k_tensor(ROWS, 2 * INNER, 0);
+		b[i] = k_tensor(ROWS, 7, 0);
+	}
+	ops->linear(dev, x, &down.w, y[0], 1);
+	ops->rms_norm(dev, y[0], w, 1e-6f, 1, norm[0]);
+	ops->linear_norm(dev, x, &down.w, y[1], w, 1e-6f, 1, norm[1]);
+	k_same_bits("linear_norm, the sum", y[1].data, y[0].data, ROWS * HIDDEN);
+	k_same_bits("linear_norm, the norm", norm[1].data, norm[0].data, ROWS * HIDDEN);
+	ops->linear(dev, z, &gate_up.w, both[0], 0);
+	ops->swiglu(dev, both[0], inner[0]);
+	ops->linear_swiglu(dev, z, &gate_up.w, both[1], inner[1]);
+	k_same_bits("linear_swiglu", inner[1].data, inner[0].data, ROWS * INNER);
+	ops->linear(dev, z, &gate_up.w, a[0], 0);
+	ops->linear(dev, z, &few.w, b[0], 0);
+	ops->linear2(dev, z, &gate_up.w, a[1], &few.w, b[1]);
+	k_same_bits("linear2, the first", a[1].data, a[0].data, ROWS * 2 * INNER);
+	k_same_bits("linear2, the second", b[1].data, b[0].data, ROWS * 7);
+	for (int i = 0; i < 2; i++) {
+		free(y[i].data);
+		free(norm[i].data);
+		free(both[i].data);
+		free(inner[i].data);
+		free(a[i].data);
+		free(b[i].data);
+	}
+	free(x.data);
+	free(z.data);
+	map_free(dev, &down);
+	map_free(dev, &gate_up);
+	map_free(dev, &few);
+	ops->close(dev);
+}
+
 static void bad_input(void **state)
 {
 	struct td_dev *dev = k_open(1);
 	struct td_error err = { 0 };
-	struct td_linear w = { TD_W_INT4, 60, 4, 32, NULL };
+	struct td_linear w = { .kind = TD_W_INT4, .in = 60, .out = 4, .group = 32 };
 	struct td_linear_part part = { 4, NULL, NULL };
 	struct td_tensor x = k_tensor(2, 64, 0), y = k_tensor(2, 4, 0);
 
@@ -201,7 +256,7 @@ static void bad_input(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(values), cmocka_unit_test(row_invariance), cmocka_unit_test(bad_input) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(values), cmocka_unit_test(row_invariance), cmocka_unit_test(together), cmocka_unit_test(bad_input) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
