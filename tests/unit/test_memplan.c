@@ -150,8 +150,9 @@ static void packing_is_the_backends_own(void **state)
 					assert_int_equal(td_pack_bytes_cpu((enum td_weight_kind)kind, out, in, group),
 							 td_cpu_ops.pack_bytes((enum td_weight_kind)kind, out, in, group));
 	/* whole tiles take what their codes and scales are; the last one is filled up */
-	assert_int_equal(td_pack_bytes_cuda(TD_W_INT4, 128, 64, 32), 128 * 64 / 2 + 128 * 2 * 2);
-	assert_int_equal(td_pack_bytes_cuda(TD_W_INT4, 129, 64, 32), (128 + TD_PACK_TILE) * 64 / 2 + (128 + TD_PACK_TILE) * 2 * 2);
+	assert_int_equal(td_pack_bytes_cuda(TD_W_INT4, 128, 256, 128), 128 * 256 / 2 + 128 * 2 * 2);
+	assert_int_equal(td_pack_bytes_cuda(TD_W_INT4, 128, 128, 32), 128 * 128 / 2 + 128 * 4 * 2);
+	assert_int_equal(td_pack_bytes_cuda(TD_W_INT4, 129, 64, 32), (128 + TD_PACK_TILE) * TD_PACK_CHUNK / 2 + (128 + TD_PACK_TILE) * 4 * 2);
 	assert_int_equal(td_pack_bytes_cuda(TD_W_BF16, 65, 64, 0), 65 * 64 * 2);
 }
 
