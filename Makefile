@@ -162,7 +162,7 @@ $(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
 $(B)/tests/%: tests/gpu/%.cu
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_GENCODE) -cudart static $< -L$(CUDA_LIB) -lcublasLt -Xlinker -rpath,$(CUDA_LIB) -o $@
+	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_GENCODE) -cudart static $< -L$(CUDA_LIB) -lcublasLt -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
 # The CUDA module's own source on an emulated GPU (tests/emulator): for tests where there is no GPU. It needs CUDA's headers, and x86-64 for its fibers.
 EMU := $(if $(NVCC),$(if $(filter x86_64,$(shell uname -m)),$(B)/emulator))
 EMU_SRC := $(patsubst kernels/cuda/%,$(EMU)/src/kernels/cuda/%,$(filter-out %/mma.cuh,$(wildcard kernels/cuda/*.cuh)))
