@@ -1,4 +1,4 @@
-# limit: 300
+# limit: 400
 # The CUDA module's own source on an emulated GPU (tests/emulator): every operation against the CPU's, then both workers on it through the daemon: memory by
 # handles and descriptors, speculation on and off, a target that is killed, one whose kernel touches memory that is not there.
 . "$(dirname "$0")/daemon_lib.sh"
