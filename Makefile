@@ -160,7 +160,7 @@ $(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES) Makefile
 OBJ_GPU := $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/*.c))
 $(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
-$(B)/tests/%: tests/gpu/%.cu
+$(B)/tests/%: tests/gpu/%.cu Makefile
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_GENCODE) -cudart static $< -L$(CUDA_LIB) -lcublasLt -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
 # The CUDA module's own source on an emulated GPU (tests/emulator): for tests where there is no GPU. It needs CUDA's headers, and x86-64 for its fibers.
