@@ -16,32 +16,6 @@ enum { TILE = TD_PAGE, PAIRS = TD_SCRATCH_PAIRS, SPANS = TD_SCRATCH_SPANS, SPANS
 
 static const uint32_t BF16_ONES = 0x3f803f80;
 
-/*
- * Final rows that fill blocks of TD_CUDA_LARGE positions are the middle part of a sequence, all others come before or after: which kernel a row takes is a
- * matter of its prompt alone (linear.cu). A batch without such blocks is one part.
- */
-enum { ROWS_ALL, ROWS_BEFORE, ROWS_BLOCKS, ROWS_AFTER };
-static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int part)
-{
-	int from = (TD_CUDA_LARGE - s.pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, end;
-
-	if (part == ROWS_ALL)
-		return s;
-	if (!s.commit || s.rows < from + TD_CUDA_LARGE)
-		from = s.rows;
-	end = from + (s.rows - from) / TD_CUDA_LARGE * TD_CUDA_LARGE;
-	if (part == ROWS_BEFORE) {
-		s.rows = from;
-		return s;
-	}
-	if (part == ROWS_AFTER)
-		from = end;
-	s.row0 += from;
-	s.pos0 += from;
-	s.rows = part == ROWS_AFTER ? s.rows - end : end - from;
-	return s;
-}
-
 struct attend_args {
 	struct td_attn w;
 	struct td_kv kv;

@@ -341,7 +341,7 @@ void td__cuda_batch_rows(struct td_dev *dev, const struct td_batch *b)
 	dev->batch_rows = b->n_rows;
 	dev->n_large = 0;
 	for (int i = 0; i < b->n_seq; i++) {
-		int skip = (TD_CUDA_LARGE - b->seq[i].pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, rows = b->seq[i].rows - skip, rest = rows % TD_CUDA_LARGE;
+		int skip = rows_to_block(b->seq[i].pos0), rows = b->seq[i].rows - skip, rest = rows % TD_CUDA_LARGE;
 
 		if (b->seq[i].commit != TD_COMMIT_END || rest <= TD_CUDA_SMALL) /* of a prompt's end more than one product of few rows takes */
 			rows -= rest;

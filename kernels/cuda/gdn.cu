@@ -573,7 +573,7 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 	dim3 grid(p.group * div_up(p.w.v_dim, COLS), p.w.k_heads, b->n_seq);
 
 	p.norm_here = rows <= TD_BLOCK_MAX;
-	p.early = p.part == GDN_BEFORE;
+	p.early = p.part == ROWS_BEFORE;
 	if (p.w.k_dim == 128 && p.w.v_dim == 128 && p.norm_here && can_cluster(dev, grid))
 		launch(dev, gdn_kernel<128, 128, true>, sizeof(struct window<128>), p, grid, 1);
 	else if (p.w.k_dim == 128 && p.w.v_dim == 128)
@@ -614,14 +614,14 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	if (!fits(dev, p, b, qkvz, ba, out))
 		return;
 	bytes = (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float);
-	chunk_bytes = longest(b, GDN_BLOCKS) > 0 ? td__cuda_gdn_chunk_bytes(dev, p, b->n_rows) : 0;
+	chunk_bytes = longest(b, ROWS_BLOCKS) > 0 ? td__cuda_gdn_chunk_bytes(dev, p, b->n_rows) : 0;
 	p.o = (float *)td__cuda_scratch(dev, bytes > chunk_bytes ? bytes : chunk_bytes);
 	if (!p.o)
 		return;
-	for (p.part = GDN_BEFORE; p.part <= GDN_AFTER; p.part++) {
+	for (p.part = ROWS_BEFORE; p.part <= ROWS_AFTER; p.part++) {
 		int rows = longest(b, p.part);
 
-		if (p.part == GDN_BLOCKS && chunk_bytes)
+		if (p.part == ROWS_BLOCKS && chunk_bytes)
 			td__cuda_gdn_chunk(dev, p, b, rows);
 		else if (rows >= 0)
 			run_part(dev, p, b, rows);

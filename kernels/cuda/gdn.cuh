@@ -28,31 +28,6 @@ struct gdn_args {
 	unsigned *counter; /* gdn.cu's arrivals */
 };
 
-/*
- * Which form a row takes is a matter of its position in the prompt, as for products (linear.cu): final rows that fill blocks of TD_CUDA_LARGE positions
- * are the middle part of a sequence, all others come before or after. A part of nothing has rows 0 and replay 0.
- */
-enum gdn_part { GDN_BEFORE, GDN_BLOCKS, GDN_AFTER };
-static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int part)
-{
-	int from = (TD_CUDA_LARGE - s.pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE, end;
-
-	if (!s.commit || s.rows < from + TD_CUDA_LARGE)
-		from = s.rows;
-	end = from + (s.rows - from) / TD_CUDA_LARGE * TD_CUDA_LARGE;
-	if (part == GDN_BEFORE) {
-		s.rows = from;
-		return s;
-	}
-	if (part == GDN_AFTER)
-		from = end;
-	s.row0 += from;
-	s.pos0 += from;
-	s.rows = part == GDN_AFTER ? s.rows - end : end - from;
-	s.replay = 0;
-	return s;
-}
-
 /* gdn_chunk.cu: the middle parts. */
 size_t td__cuda_gdn_chunk_bytes(const struct td_dev *, const struct gdn_args &, int rows);
 void td__cuda_gdn_chunk(struct td_dev *, const struct gdn_args &, const struct td_batch *, int rows);

@@ -334,7 +334,7 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 
 	after_previous();
 	let_next_start(); /* not earlier: the next kernel is the next piece's `local`, which reads what was there before this one began */
-	s = part_of(p.seq[blockIdx.y], GDN_BLOCKS);
+	s = part_of(p.seq[blockIdx.y], ROWS_BLOCKS);
 	n = min(s.rows / N - c.chunk0, c.count);
 	if (n <= 0)
 		return;
@@ -393,7 +393,7 @@ static __global__ void __launch_bounds__(NORM_WARPS * 32) chunk_norm_kernel(cons
 
 	let_next_start();
 	after_previous();
-	s = part_of(p.seq[blockIdx.z], GDN_BLOCKS);
+	s = part_of(p.seq[blockIdx.z], ROWS_BLOCKS);
 	row = (blockIdx.x * NORM_WARPS + threadIdx.x / 32) * NORM_ROWS;
 	if (row >= s.rows)
 		return;
@@ -464,7 +464,7 @@ size_t td__cuda_gdn_chunk_bytes(const struct td_dev *dev, const struct gdn_args 
 	return td_scratch_gdn(rows, p.w.k_heads, p.w.v_heads, p.w.k_dim, p.w.v_dim);
 }
 
-/* The GDN_BLOCKS part of all sequences of the batch; the longest has `rows`. p.o is the scratch memory. */
+/* The ROWS_BLOCKS part of all sequences of the batch; the longest has `rows`. p.o is the scratch memory. */
 void td__cuda_gdn_chunk(struct td_dev *dev, const struct gdn_args &p, const struct td_batch *b, int rows)
 {
 	size_t chunks = (size_t)b->n_rows / N + 1, keys = chunks * p.w.k_heads * (p.w.k_dim / 4) * 32, heads = chunks * p.w.v_heads;

@@ -442,7 +442,7 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 	let_next_start();
 	if (c.chunk0 == 0)
 		after_previous();
-	s = part_of(p.seq[blockIdx.z], GDN_BLOCKS);
+	s = part_of(p.seq[blockIdx.z], ROWS_BLOCKS);
 	if (t0 >= s.rows) {
 		after_previous();
 		return;

@@ -185,6 +185,38 @@ int td__cuda_pack(struct td_dev *, const struct td_linear *, const struct td_lin
 void td__cuda_linear(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, int);
 /* up to TD_CUDA_SMALL rows, row-invariant */
 enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
+/* Rows of a sequence before the next position that begins a block. */
+static inline __host__ __device__ int rows_to_block(int pos0)
+{
+	return (TD_CUDA_LARGE - pos0 % TD_CUDA_LARGE) % TD_CUDA_LARGE;
+}
+
+/*
+ * Which form a row takes is a matter of its position in the prompt alone: final rows that fill blocks of TD_CUDA_LARGE positions are the middle part of a
+ * sequence, all others come before or after. Replayed rows belong to what comes first. A part of nothing has rows 0.
+ */
+enum { ROWS_ALL, ROWS_BEFORE, ROWS_BLOCKS, ROWS_AFTER };
+static inline __host__ __device__ struct td_seq part_of(struct td_seq s, int part)
+{
+	int from = rows_to_block(s.pos0), end;
+
+	if (part == ROWS_ALL)
+		return s;
+	if (!s.commit || s.rows < from + TD_CUDA_LARGE)
+		from = s.rows;
+	end = from + (s.rows - from) / TD_CUDA_LARGE * TD_CUDA_LARGE;
+	if (part == ROWS_BEFORE) {
+		s.rows = from;
+		return s;
+	}
+	if (part == ROWS_AFTER)
+		from = end;
+	s.row0 += from;
+	s.pos0 += from;
+	s.rows = part == ROWS_AFTER ? s.rows - end : end - from;
+	s.replay = 0;
+	return s;
+}
 void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 /* Both maps in one launch; 0 where their kinds or sizes don't allow that. */
 int td__cuda_linear_pair(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);

@@ -17,15 +17,6 @@ static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* d = A * B + c */
-static __device__ __forceinline__ void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1,
-						     const float c[4])
-{
-	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%12,%13};"
-	    : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-	    : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
-}
-
 /* c += A (16 x 16, half) * B (16 x 8, half), float32 sums */
 static __device__ __forceinline__ void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
@@ -183,11 +174,6 @@ static __device__ __forceinline__ void inbox_wait(uint64_t *box)
 			     : "memory");
 #endif
 }
-/* The line of 128 bytes at p into the L2 cache, without waiting. */
-static __device__ __forceinline__ void prefetch_line(const void *p)
-{
-	asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 
 /* Loads that stand before stay before: the compiler likes to move them down to where they are used, and to wait there. */
 static __device__ __forceinline__ void loads_before()
@@ -223,17 +209,6 @@ static __device__ __forceinline__ uint4 load16(uint32_t sh)
 
 	asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(sh) : "memory");
 	return v;
-}
-static __device__ __forceinline__ uint2 load8(uint32_t sh)
-{
-	uint2 v;
-
-	asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(sh) : "memory");
-	return v;
-}
-static __device__ __forceinline__ void store8(uint32_t sh, uint32_t x, uint32_t y)
-{
-	asm volatile("st.shared.v2.b32 [%0], {%1,%2};" ::"r"(sh), "r"(x), "r"(y) : "memory");
 }
 static __device__ __forceinline__ void copy_commit()
 {

@@ -53,16 +53,43 @@ static __device__ __forceinline__ void group_to(bf16 *y, const float v[GROUP])
 
 /* ---- RMS norm ------------------------------------------------------------------------------------------------------------------------ */
 
-template <class T, int GROUPS>
-static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols)
+/* A thread's groups of a row's weights, from column c0 on. */
+template <int GROUPS> static __device__ __forceinline__ void weights_at(const float *w, int c0, int step, int cols, float (&by)[GROUPS][GROUP])
 {
-	float sum = 0, scale, by[GROUPS][GROUP], v[GROUPS][GROUP];
-	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
-
 #pragma unroll
 	for (int i = 0; i < GROUPS; i++)
 		if (c0 + i * step < cols)
 			group_at(w + c0 + i * step, by[i]);
+}
+
+/* Its groups of the normed row; y: column c0 of it. */
+template <int GROUPS>
+static __device__ __forceinline__ void normed_to(bf16 *y, int c0, int step, int cols, float (&v)[GROUPS][GROUP], const float (&by)[GROUPS][GROUP], float scale,
+						 float one)
+{
+#pragma unroll
+	for (int i = 0; i < GROUPS; i++)
+		if (c0 + i * step < cols) {
+#pragma unroll
+			for (int k = 0; k < GROUP; k++)
+				v[i][k] *= scale * (one + by[i][k]);
+			group_to(y + i * step, v[i]);
+		}
+}
+
+/* Threads for rows of so many groups. */
+static int threads_for(int groups)
+{
+	return div_up(groups < THREADS_MAX ? groups : div_up(groups, GROUPS_MAX), 32) * 32;
+}
+
+template <class T, int GROUPS>
+static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols)
+{
+	float sum = 0, by[GROUPS][GROUP], v[GROUPS][GROUP];
+	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
+
+	weights_at(w, c0, step, cols, by);
 	let_next_start();
 	after_previous();
 	x += (size_t)blockIdx.x * ldx + c0;
@@ -77,15 +104,7 @@ static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, floa
 #pragma unroll
 			for (int k = 0; k < GROUP; k++)
 				sum += v[i][k] * v[i][k];
-	scale = 1.0f / sqrtf(block_sum(sum) / cols + eps);
-#pragma unroll
-	for (int i = 0; i < GROUPS; i++)
-		if (c0 + i * step < cols) {
-#pragma unroll
-			for (int k = 0; k < GROUP; k++)
-				v[i][k] *= scale * (one + by[i][k]);
-			group_to(y + i * step, v[i]);
-		}
+	normed_to(y, c0, step, cols, v, by, 1.0f / sqrtf(block_sum(sum) / cols + eps), one);
 }
 
 template <class T> static __global__ void rms_norm_single(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols)
@@ -111,7 +130,7 @@ static int grouped(struct td_tensor t)
 
 template <class T> static void rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, float eps, float one, struct td_tensor y)
 {
-	int groups = x.cols / GROUP, threads = div_up(groups < THREADS_MAX ? groups : div_up(groups, GROUPS_MAX), 32) * 32;
+	int groups = x.cols / GROUP, threads = threads_for(groups);
 	void (*kernel)(const T *, int, const float *, float, float, bf16 *, int, int) = rms_norm_kernel<T, 1>;
 
 	if (!grouped(x) || !grouped(y) || (uintptr_t)w % 16 || groups > THREADS_MAX * GROUPS_MAX) {
@@ -140,13 +159,10 @@ template <int GROUPS>
 static __global__ void add_norm_kernel(const float *partial, int slices, int wide, float *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy,
 				       int cols)
 {
-	float by[GROUPS][GROUP], v[GROUPS][GROUP], sum = 0, scale;
+	float sum = 0, by[GROUPS][GROUP], v[GROUPS][GROUP];
 	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
 
-#pragma unroll
-	for (int i = 0; i < GROUPS; i++)
-		if (c0 + i * step < cols)
-			group_at(w + c0 + i * step, by[i]);
+	weights_at(w, c0, step, cols, by);
 	let_next_start();
 	after_previous();
 	x += (size_t)blockIdx.x * ldx + c0;
@@ -175,15 +191,7 @@ static __global__ void add_norm_kernel(const float *partial, int slices, int wid
 			*(float4 *)(x + i * step) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
 			*(float4 *)(x + i * step + 4) = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
 		}
-	scale = 1.0f / sqrtf(block_sum(sum) / cols + eps);
-#pragma unroll
-	for (int i = 0; i < GROUPS; i++)
-		if (c0 + i * step < cols) {
-#pragma unroll
-			for (int k = 0; k < GROUP; k++)
-				v[i][k] *= scale * (one + by[i][k]);
-			group_to(y + i * step, v[i]);
-		}
+	normed_to(y, c0, step, cols, v, by, 1.0f / sqrtf(block_sum(sum) / cols + eps), one);
 }
 
 int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w)
@@ -195,7 +203,7 @@ int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w)
 void td__cuda_add_norm(struct td_dev *dev, const float *partial, int slices, int wide, struct td_tensor x, const float *w, float eps, int zero_centred,
 		       struct td_tensor y)
 {
-	int groups = x.cols / GROUP, threads = div_up(groups < THREADS_MAX ? groups : div_up(groups, GROUPS_MAX), 32) * 32;
+	int groups = x.cols / GROUP, threads = threads_for(groups);
 
 	td__cuda_launch(dev, "linear_norm", groups > THREADS_MAX ? add_norm_kernel<GROUPS_MAX> : add_norm_kernel<1>, x.rows, threads, 0, partial, slices, wide,
 			(float *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld, x.cols);

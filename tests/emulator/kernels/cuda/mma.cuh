@@ -62,14 +62,6 @@ static inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all<emu_halves>)[emu::lane()])->c, sizeof(m.c));
 }
 
-static inline void mma_bf16_from(float d[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1, const float c[4])
-{
-	float sum[4] = {c[0], c[1], c[2], c[3]};
-
-	mma_bf16(sum, a0, a1, a2, a3, b0, b1);
-	memcpy(d, sum, sizeof(sum));
-}
-
 static inline void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
 	emu_mma m = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
@@ -125,9 +117,6 @@ static inline unsigned long long device_ns()
 	return (unsigned long long)t.tv_sec * 1000000000ull + (unsigned long long)t.tv_nsec;
 }
 static inline void loads_before()
-{
-}
-static inline void prefetch_line(const void *)
 {
 }
 static inline void cluster_arrive()
@@ -190,17 +179,6 @@ static inline uint4 load_once(const void *gl)
 static inline uint4 load16(uint32_t sh)
 {
 	return *(const uint4 *)emu::shared_pointer(sh);
-}
-static inline uint2 load8(uint32_t sh)
-{
-	return *(const uint2 *)emu::shared_pointer(sh);
-}
-static inline void store8(uint32_t sh, uint32_t x, uint32_t y)
-{
-	uint32_t *to = (uint32_t *)emu::shared_pointer(sh);
-
-	to[0] = x;
-	to[1] = y;
 }
 static inline void copy_commit()
 {
