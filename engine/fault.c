@@ -28,6 +28,7 @@
 	X("target.gpu.fault") /* an illegal access on the device in a step */ \
 	X("target.exit") /* ends at start with exit code 0 */ \
 	X("target.assume") /* stays set: requests say how many drafts are accepted (kernels/assume.h); synthetic models only */ \
+	X("target.even") /* stays set: every step is charged the same device time, however long it took, so that turns can be counted */ \
 	X("drafter.start.crash") \
 	X("drafter.start.hang") \
 	X("drafter.load.crash") \

@@ -101,7 +101,8 @@ int main(int argc, char **argv)
 	weights = load(&w, &pool, &imported, fingerprint);
 	opt = (struct td_target_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
 					 .n_taps = td_worker_taps(&w, &weights->cfg, tap), .tap = tap, .pool = pool,
-					 .vocab_real = (int)w.cfg->vocab_real, .vocab_fd = w.vocab_fd};
+					 .vocab_real = (int)w.cfg->vocab_real, .vocab_fd = w.vocab_fd,
+					 .even = td_fault_set("target.even")};
 	take_assume(&w, &opt);
 	if (td_target_create(&opt, &t, &err))
 		td_worker_fail(&w, &err);

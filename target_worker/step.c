@@ -13,7 +13,10 @@
 #include "engine/fault.h"
 #include "target_worker/internal.h"
 
-enum { CHUNK_BESIDE = 512 }; /* prompt rows of a step between two steps of those who decode */
+enum {
+	CHUNK_BESIDE = 512, /* prompt rows of a step between two steps of those who decode */
+	EVEN_US = 1000,
+};
 
 static int drafter_present(const struct td_target *t)
 {
@@ -130,6 +133,12 @@ static uint64_t share(const struct plan *p, int i, uint64_t us)
 	uint64_t rows = (uint64_t)p->rows;
 
 	return us * (uint64_t)(s->row0 + s->rows) / rows - us * (uint64_t)s->row0 / rows;
+}
+
+/* What a step is charged as. */
+static uint64_t cost_us(const struct td_target *t, const struct plan *p)
+{
+	return t->o.even ? EVEN_US : td_now_us() - p->began;
 }
 
 static void step_end(struct td_target *t, struct plan *p)
@@ -286,7 +295,7 @@ int td__target_prefill(struct td_target *t, struct td_error *err)
 		return rc;
 	if ((rc = t->ops->sync(t->dev, err)))
 		return rc;
-	uint64_t us = td_now_us() - p.began;
+	uint64_t us = cost_us(t, &p);
 
 	prefill_tell(t, &p, ended, n_ended, us);
 	add(&t->shm->stats_target.prefill_tokens, (uint64_t)n_rows);
@@ -371,7 +380,8 @@ static void decode_progress(struct td_target *t, struct plan *p, int i, const st
 /* What became of the step, which took us; and what the drafter worked since the last one, for those who had drafts, by their number. */
 static void decode_tell(struct td_target *t, struct plan *p, uint64_t us)
 {
-	uint64_t worked = atomic_load(&t->shm->stats_drafter.draft_us), draft_us = worked - t->draft_us, drafts = 0, before = 0;
+	uint64_t worked = atomic_load(&t->shm->stats_drafter.draft_us), drafts = 0, before = 0;
+	uint64_t draft_us = t->o.even ? 0 : worked - t->draft_us;
 	int v = 0;
 
 	for (int i = 0; i < p->batch.n_seq; i++)
@@ -491,7 +501,7 @@ int td__target_decode(struct td_target *t, struct td_error *err)
 	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
 	if ((rc = decode_run(t, &p, &us, err)))
 		return rc;
-	decode_tell(t, &p, td_now_us() - p.began);
+	decode_tell(t, &p, cost_us(t, &p));
 	step_end(t, &p);
 	add(&t->shm->stats_target.steps, 1);
 	add(&t->shm->stats_target.step_us, us.forward);

@@ -28,6 +28,7 @@ struct td_target_options {
 	struct td_pool pool;
 	int vocab_real;
 	int vocab_fd; /* the tokens' bytes (engine/token_mask.h), only read; 0 or less: constrained requests are refused */
+	int even; /* a test of turns: every step is charged as EVEN_US (step.c), whatever it took */
 	int assume; /* a bench on random weights: seeds say how many tokens a step commits (kernels/assume.h) */
 	td_target_probe *probe; /* NULL outside tests */
 	void *probe_ctx;
