@@ -91,16 +91,25 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 
 /* ---- the product ------------------------------------------------------------------------------------------------------------------- */
 
-static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
-{
-	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
-		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
+/* Rows of a call that go one way: a block of a prompt, or up to TD_CUDA_SMALL rows of what lies between blocks. Begins as {0}. */
+struct piece {
+	int row0, rows, dense, block; /* block: of dev->large, the next one */
+};
 
-		if (w->kind == TD_W_INT4)
-			td__cuda_int4_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
-		else
-			td__cuda_bf16_small(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows), accumulate);
-	}
+/* Are these the rows of the batch, and has it blocks of prompts? */
+static int has_blocks(const struct td_dev *dev, struct td_tensor x)
+{
+	return x.rows == dev->batch_rows && dev->n_large;
+}
+
+/* The next piece of `rows` rows; 0 when there is none left. */
+static int next(const struct td_dev *dev, int rows, int blocks, struct piece *p)
+{
+	const struct td_cuda_block *l = blocks && p->block < dev->n_large ? &dev->large[p->block] : NULL;
+	int row = p->row0 + p->rows, left = (l ? l->row0 : rows) - row, dense = l && !left;
+
+	*p = {row, dense ? l->rows : left < TD_CUDA_SMALL ? left : TD_CUDA_SMALL, dense, p->block + dense};
+	return p->rows > 0 && !dev->error.code;
 }
 
 /* Do all rows begin at multiples of 16 bytes? */
@@ -111,7 +120,8 @@ static int aligned16(struct td_tensor t)
 
 void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
-	int aligned = aligned16(x), row = 0;
+	int aligned = aligned16(x), blocks;
+	struct piece p = {0};
 
 	if (dev->error.code || x.rows == 0 || td__cuda_type(dev, x, TD_BF16, "linear"))
 		return;
@@ -122,21 +132,24 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 			      y.rows, y.cols);
 		return;
 	}
-	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large && aligned && aligned16(y) && w->in % 8 == 0; i++) {
-		const struct td_cuda_block *l = &dev->large[i];
+	blocks = has_blocks(dev, x) && aligned && aligned16(y) && w->in % 8 == 0;
+	while (next(dev, x.rows, blocks, &p)) {
+		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows);
 
-		small(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row), accumulate);
-		td__cuda_dense(dev, td_rows(x, l->row0, l->rows), w, td_rows(y, l->row0, l->rows), accumulate);
-		row = l->row0 + l->rows;
+		if (p.dense)
+			td__cuda_dense(dev, xs, w, ys, accumulate);
+		else if (w->kind == TD_W_INT4)
+			td__cuda_int4_small(dev, xs, w, ys, accumulate);
+		else
+			td__cuda_bf16_small(dev, xs, w, ys, accumulate);
 	}
-	small(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row), accumulate);
 }
 
 /* ---- several operations in one call -------------------------------------------------------------------------------------------------- */
 
 void td__cuda_linear2(struct td_dev *dev, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1)
 {
-	int few = x.rows <= TD_CUDA_SMALL && !(x.rows == dev->batch_rows && dev->n_large) && aligned16(x) && x.dtype == TD_BF16;
+	int few = x.rows <= TD_CUDA_SMALL && !has_blocks(dev, x) && aligned16(x) && x.dtype == TD_BF16;
 
 	if (dev->error.code || x.rows == 0)
 		return;
@@ -157,7 +170,7 @@ void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct t
 	if (dev->error.code || x.rows == 0)
 		return;
 	if (x.rows > TD_CUDA_SMALL || w->kind != TD_W_INT4 || !aligned16(x) || x.dtype != TD_BF16 || x.cols != w->in || y.cols != w->out || y.rows != x.rows ||
-	    (x.rows == dev->batch_rows && dev->n_large) || !td__cuda_norm_adds(y, norm, norm_w)) {
+	    has_blocks(dev, x) || !td__cuda_norm_adds(y, norm, norm_w)) {
 		td__cuda_linear(dev, x, w, y, 1);
 		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
 		return;
@@ -169,20 +182,12 @@ void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct t
 		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
 }
 
-static void gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y)
-{
-	for (int row0 = 0; row0 < x.rows && !dev->error.code; row0 += TD_CUDA_SMALL) {
-		int rows = x.rows - row0 < TD_CUDA_SMALL ? x.rows - row0 : TD_CUDA_SMALL;
-
-		td__cuda_int4_gated(dev, td_rows(x, row0, rows), w, td_rows(y, row0, rows));
-	}
-}
-
 /* Few rows are gated before they are rounded, blocks of prompts after it, so each row goes the way that is its own whatever else the call has. A paired
  * map's outputs lie tile by tile, so swiglu must know when they were made by another product. */
 void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
 {
-	int paired = td__cuda_paired(w), row = 0;
+	int paired = td__cuda_paired(w), blocks = has_blocks(dev, x);
+	struct piece p = {0};
 
 	if (dev->error.code || x.rows == 0)
 		return;
@@ -192,13 +197,14 @@ void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct
 		td__cuda_swiglu_of(dev, both, y, paired);
 		return;
 	}
-	for (int i = 0; x.rows == dev->batch_rows && i < dev->n_large; i++) {
-		const struct td_cuda_block *l = &dev->large[i];
+	while (next(dev, x.rows, blocks, &p)) {
+		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows), sums = td_rows(both, p.row0, p.rows);
 
-		gated(dev, td_rows(x, row, l->row0 - row), w, td_rows(y, row, l->row0 - row));
-		td__cuda_dense(dev, td_rows(x, l->row0, l->rows), w, td_rows(both, l->row0, l->rows), 0);
-		td__cuda_swiglu_of(dev, td_rows(both, l->row0, l->rows), td_rows(y, l->row0, l->rows), 1);
-		row = l->row0 + l->rows;
+		if (p.dense) {
+			td__cuda_dense(dev, xs, w, sums, 0);
+			td__cuda_swiglu_of(dev, sums, ys, 1);
+		} else {
+			td__cuda_int4_gated(dev, xs, w, ys);
+		}
 	}
-	gated(dev, td_rows(x, row, x.rows - row), w, td_rows(y, row, x.rows - row));
 }
