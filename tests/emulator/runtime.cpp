@@ -554,38 +554,42 @@ static void product(const float *x, const float *w, float *y, int n, int m, int 
 	}
 }
 
-/* The one form that the module uses: column-major y (m, n) = w (k, m)' * x (k, n), bf16 inputs; never while a step is recorded. */
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t al, const void *b,
-			      cublasLtMatrixLayout_t bl, const void *beta, const void *, cublasLtMatrixLayout_t, void *c, cublasLtMatrixLayout_t cl,
-			      const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t)
+/* Column-major c (m, n) = a (k, m)' * b (k, n) + beta * c of bf16 inputs, as both libraries are asked for it. */
+static void multiply(int m, int n, int k, const void *a, int lda, const void *b, int ldb, float beta, void *c, size_t ldc, int f32, int split)
 {
-	int k = (int)al->data[1], m = (int)al->data[2], n = (int)bl->data[2];
-	size_t ldc = (size_t)cl->data[3];
-	float *x, *w, *y, scale = *(const float *)beta;
+	float *w = widen(a, m, k, lda), *x = widen(b, n, k, ldb), *y = (float *)malloc(sizeof(float) * (size_t)m * (size_t)n);
 
-	if (recorded || d->data[0] != CUBLAS_OP_T || al->data[0] != CUDA_R_16BF || bl->data[0] != CUDA_R_16BF || *(const float *)alpha != 1.0f)
-		return CUBLAS_STATUS_NOT_SUPPORTED;
-	if (bl->data[1] != (uint64_t)k || cl->data[1] != (uint64_t)m || cl->data[2] != (uint64_t)n)
-		return CUBLAS_STATUS_INVALID_VALUE;
-	w = widen(a, m, k, (int)al->data[3]);
-	x = widen(b, n, k, (int)bl->data[3]);
-	y = (float *)malloc(sizeof(float) * (size_t)m * (size_t)n);
 	if (w && x && y) {
-		product(x, w, y, n, m, k, algo->data[0] == SPLIT || (algo->data[0] == FICKLE && n > 256));
+		product(x, w, y, n, m, k, split);
 		for (int r = 0; r < n; r++)
 			for (int i = 0; i < m; i++) {
 				float v = y[(size_t)r * m + i];
 				size_t to = (size_t)r * ldc + i;
 
-				if (cl->data[0] == CUDA_R_32F)
-					((float *)c)[to] = v + (scale != 0 ? scale * ((float *)c)[to] : 0);
+				if (f32)
+					((float *)c)[to] = v + (beta != 0 ? beta * ((float *)c)[to] : 0);
 				else
-					((__nv_bfloat16 *)c)[to] = __float2bfloat16(v + (scale != 0 ? scale * __bfloat162float(((__nv_bfloat16 *)c)[to]) : 0));
+					((__nv_bfloat16 *)c)[to] = __float2bfloat16(v + (beta != 0 ? beta * __bfloat162float(((__nv_bfloat16 *)c)[to]) : 0));
 			}
 	}
 	free(w);
 	free(x);
 	free(y);
+}
+
+/* The one form that the module uses, transposed weights; never while a step is recorded. */
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, const void *alpha, const void *a, cublasLtMatrixLayout_t al, const void *b,
+			      cublasLtMatrixLayout_t bl, const void *beta, const void *, cublasLtMatrixLayout_t, void *c, cublasLtMatrixLayout_t cl,
+			      const cublasLtMatmulAlgo_t *algo, void *, size_t, cudaStream_t)
+{
+	int k = (int)al->data[1], m = (int)al->data[2], n = (int)bl->data[2];
+
+	if (recorded || d->data[0] != CUBLAS_OP_T || al->data[0] != CUDA_R_16BF || bl->data[0] != CUDA_R_16BF || *(const float *)alpha != 1.0f)
+		return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (bl->data[1] != (uint64_t)k || cl->data[1] != (uint64_t)m || cl->data[2] != (uint64_t)n)
+		return CUBLAS_STATUS_INVALID_VALUE;
+	multiply(m, n, k, a, (int)al->data[3], b, (int)bl->data[3], *(const float *)beta, c, (size_t)cl->data[3], cl->data[0] == CUDA_R_32F,
+		 algo->data[0] == SPLIT || (algo->data[0] == FICKLE && n > 256));
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -612,33 +616,13 @@ cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t, void *, size_t)
 	return CUBLAS_STATUS_SUCCESS;
 }
 
-/* The one form of it: column-major C (m, n) = A' (k, m)' * B (k, n), bf16 inputs; never while a step is recorded. */
+/* The one form of it that they use; never while a step is recorded. */
 cublasStatus_t cublasGemmEx(cublasHandle_t, cublasOperation_t ta, cublasOperation_t tb, int m, int n, int k, const void *alpha, const void *a, cudaDataType at,
 			    int lda, const void *b, cudaDataType bt, int ldb, const void *beta, void *c, cudaDataType ct, int ldc, cublasComputeType_t, cublasGemmAlgo_t)
 {
-	float *x, *w, *y, scale = *(const float *)beta;
-
 	if (recorded || ta != CUBLAS_OP_T || tb != CUBLAS_OP_N || at != CUDA_R_16BF || bt != CUDA_R_16BF || *(const float *)alpha != 1.0f)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
-	w = widen(a, m, k, lda);
-	x = widen(b, n, k, ldb);
-	y = (float *)malloc(sizeof(float) * (size_t)m * (size_t)n);
-	if (w && x && y) {
-		cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, n, m, k, 1, x, k, w, k, 0, y, m);
-		for (int r = 0; r < n; r++)
-			for (int i = 0; i < m; i++) {
-				float v = y[(size_t)r * m + i];
-				size_t to = (size_t)r * ldc + i;
-
-				if (ct == CUDA_R_32F)
-					((float *)c)[to] = v + (scale != 0 ? scale * ((float *)c)[to] : 0);
-				else
-					((__nv_bfloat16 *)c)[to] = __float2bfloat16(v + (scale != 0 ? scale * __bfloat162float(((__nv_bfloat16 *)c)[to]) : 0));
-			}
-	}
-	free(w);
-	free(x);
-	free(y);
+	multiply(m, n, k, a, lda, b, ldb, *(const float *)beta, c, (size_t)ldc, ct == CUDA_R_32F, 0);
 	return CUBLAS_STATUS_SUCCESS;
 }
 }
