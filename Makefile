@@ -160,9 +160,9 @@ $(B)/tests/%: $(B)/tests/tools/%.o $(TEST_ARCHIVES) Makefile
 OBJ_GPU := $(patsubst %.c,$(B)/%.o,$(wildcard tests/gpu/*.c))
 $(B)/tests/ops_check: $(OBJ_GPU) $(A_KERNELS) $(A_ENGINE) Makefile
 	$(call link,-Wl$(,)--as-needed $(LIBS_KERNELS) $(call lib,libxxhash))
-$(B)/tests/%: tests/gpu/%.cu Makefile
+$(B)/tests/%: tests/gpu/%.cu kernels/cuda/trial.cuh Makefile
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -std=c++17 -O2 $(CUDA_GENCODE) -cudart static $< -L$(CUDA_LIB) -lcublasLt -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
+	$(Q)$(NVCC) -std=c++17 -O2 -I. $(CUDA_GENCODE) -cudart static $< -L$(CUDA_LIB) -lcublasLt -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
 # The CUDA module's own source on an emulated GPU (tests/emulator): for tests where there is no GPU. It needs CUDA's headers, and x86-64 for its fibers.
 EMU := $(if $(NVCC),$(if $(filter x86_64,$(shell uname -m)),$(B)/emulator))
 EMU_SRC := $(patsubst kernels/cuda/%,$(EMU)/src/kernels/cuda/%,$(filter-out %/mma.cuh,$(wildcard kernels/cuda/*.cuh)))

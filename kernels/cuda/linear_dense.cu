@@ -14,6 +14,7 @@
 #include <stdlib.h>
 
 #include "kernels/cuda/internal.cuh"
+#include "kernels/cuda/trial.cuh"
 #include "kernels/pack.h"
 
 enum {
@@ -101,30 +102,6 @@ static int choices(struct td_dev *dev, const struct td_cuda_dense *d, int out, i
 }
 
 /* ---- the choice for a shape ---------------------------------------------------------------------------------------------------------- */
-
-/* Numbers in [-1, 1) with all bits of a bf16, the same in every run. */
-static __global__ void fill_kernel(void *p, size_t n, int f32, uint32_t seed)
-{
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-		uint32_t v = ((uint32_t)i + seed * 0x6C8E9CF5u) * 0x9E3779B1u;
-		float f;
-
-		v = (v ^ v >> 15) * 0x85EBCA77u;
-		f = (int)((v ^ v >> 13) >> 8) * 0x1p-23f - 1;
-		if (f32)
-			((float *)p)[i] = f;
-		else
-			((bf16 *)p)[i] = __float2bfloat16(f);
-	}
-}
-
-/* Adds how many of n words differ. */
-static __global__ void differ_kernel(const uint32_t *a, const uint32_t *b, size_t n, unsigned long long *sum)
-{
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-		if (a[i] != b[i])
-			atomicAdd(sum, 1ull);
-}
 
 /* A product of random numbers in the scratch memory: what it gives in one call is `whole`. */
 struct trial {

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "kernels/cuda/trial.cuh"
+
 enum { CHOICES = 16, ROWS = 8192, BASE = 256, RUNS = 10 };
 
 #define OK(call) \
@@ -41,28 +43,6 @@ struct call {
 	char *yd;
 	int f32;
 };
-
-static __global__ void fill(void *p, size_t n, int f32, uint32_t seed)
-{
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
-		uint32_t v = ((uint32_t)i + seed * 0x6C8E9CF5u) * 0x9E3779B1u;
-		float f;
-
-		v = (v ^ v >> 15) * 0x85EBCA77u;
-		f = (int)((v ^ v >> 13) >> 8) * 0x1p-23f - 1;
-		if (f32)
-			((float *)p)[i] = f;
-		else
-			((__nv_bfloat16 *)p)[i] = __float2bfloat16(f);
-	}
-}
-
-static __global__ void differ(const uint32_t *a, const uint32_t *b, size_t n, unsigned long long *sum)
-{
-	for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
-		if (a[i] != b[i])
-			atomicAdd(sum, 1ull);
-}
 
 static struct call call_of(const struct map *m, int rows, const void *w, const void *x, void *y)
 {
@@ -131,9 +111,9 @@ static void shape(const struct map *m, int most, char *w, char *x, char *y, char
 	struct call c = call_of(m, 2048, w, x, y);
 	cublasLtMatmulAlgo_t first;
 
-	fill<<<1024, 256, 0, stream>>>(w, (size_t)m->out * m->in, 0, 1);
-	fill<<<1024, 256, 0, stream>>>(x, (size_t)ROWS * m->in, 0, 2);
-	fill<<<1024, 256, 0, stream>>>(base, (size_t)ROWS * m->out, m->f32, 3);
+	fill_kernel<<<1024, 256, 0, stream>>>(w, (size_t)m->out * m->in, 0, 1);
+	fill_kernel<<<1024, 256, 0, stream>>>(x, (size_t)ROWS * m->in, 0, 2);
+	fill_kernel<<<1024, 256, 0, stream>>>(base, (size_t)ROWS * m->out, m->f32, 3);
 	if (!choices(&c, found, most))
 		return;
 	first = found[0].algo;
@@ -155,10 +135,10 @@ static void shape(const struct map *m, int most, char *w, char *x, char *y, char
 			double us = time_of(&c, algo);
 			unsigned long long d = 0;
 
-			fill<<<1024, 256, 0, stream>>>(y, (size_t)rows[i] * m->out, m->f32, 3);
+			fill_kernel<<<1024, 256, 0, stream>>>(y, (size_t)rows[i] * m->out, m->f32, 3);
 			multiply(&c, algo);
 			OK(cudaMemsetAsync(sum, 0, sizeof(*sum), stream));
-			differ<<<1024, 256, 0, stream>>>((const uint32_t *)y, (const uint32_t *)base, (size_t)rows[i] * m->out * size / 4, sum);
+			differ_kernel<<<1024, 256, 0, stream>>>((const uint32_t *)y, (const uint32_t *)base, (size_t)rows[i] * m->out * size / 4, sum);
 			OK(cudaMemcpyAsync(&d, sum, sizeof(d), cudaMemcpyDeviceToHost, stream));
 			OK(cudaStreamSynchronize(stream));
 			printf(k < 0 ? " first %.0f%s |" : " %.0f%s", us, d ? "x" : "=");
