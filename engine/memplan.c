@@ -52,10 +52,9 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
 	b[TD_TB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
 	b[TD_TB_MASKS] = shape(TD_I32, block, (size_t)TD_MASK_WORDS(c->vocab) + 1);
-	b[TD_TB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = rows, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,
-								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .context = s->context,
-								 .k_heads = c->k_heads, .v_heads = c->v_heads, .k_dim = c->k_dim,
-								 .v_dim = c->v_dim });
+	b[TD_TB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = rows, .logit_rows = block, .vocab = c->vocab,
+								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .k_heads = c->k_heads,
+								 .v_heads = c->v_heads, .k_dim = c->k_dim, .v_dim = c->v_dim });
 }
 
 void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS])
@@ -75,8 +74,8 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 	b[TD_DB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_DB_IDS] = shape(TD_I32, 1, (size_t)block);
 	b[TD_DB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
-	b[TD_DB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = block, .logit_rows = block, .vocab = c->vocab, .heads = c->heads,
-								 .kv_heads = c->kv_heads, .head_dim = c->head_dim, .context = s->context });
+	b[TD_DB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = block, .logit_rows = block, .vocab = c->vocab,
+								 .kv_heads = c->kv_heads, .head_dim = c->head_dim });
 }
 
 static uint64_t sum(const struct td_tensor *b, int n)

@@ -49,7 +49,7 @@ static inline size_t td_scratch_gdn(int rows, int k_heads, int v_heads, int k_di
 /* What an engine asks of the CUDA operations; a field that an engine has no use for is 0. */
 struct td_scratch_of {
 	int rows, logit_rows, vocab; /* rows of a step, rows that get logits */
-	int heads, kv_heads, head_dim, context;
+	int kv_heads, head_dim;
 	int k_heads, v_heads, k_dim, v_dim; /* recurrent layers */
 };
 
