@@ -1,7 +1,7 @@
 /*
  * head_check.c: what a quantised head changes, against the BF16 head of the same model.
  *
- *   head_check [--target DIR] [--drafter DIR] [--tokenizer FILE] [--head int4|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   head_check [--device D] [--target DIR] [--drafter DIR] [--tokenizer FILE] [--weights file|bf16] [--head int4|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Greedy answers with the BF16 head, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among how
  * many of the quantised head's best it is found, the mean KL divergence. Then answers with the quantised head in target and drafter: how many are equal to
@@ -12,14 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/lib/pair.h"
-#include "tests/lib/prompts.h"
+#include "tests/lib/suite.h"
 
 enum { CONTEXT = 2048, BEST = 6 };
 static const int best[BEST] = { 1, 2, 4, 8, 16, 32 };
 
 static struct pair exact, quick;
-static int max_tokens = 96;
+static struct suite suite = { .tokens = 96, .head = "int4" };
 
 struct seen { /* logits of a prompt's rows */
 	const struct td_ops *ops;
@@ -93,8 +92,8 @@ static void prompt(const struct td_ids *ids, struct sums *s)
 	int n, same;
 	int32_t *all;
 
-	run(&exact, &a, ids->id, (int)ids->n, max_tokens, TD_DRAFT_MAX);
-	run(&quick, &b, ids->id, (int)ids->n, max_tokens, TD_DRAFT_MAX);
+	run(&exact, &a, ids->id, (int)ids->n, suite.tokens, TD_DRAFT_MAX);
+	run(&quick, &b, ids->id, (int)ids->n, suite.tokens, TD_DRAFT_MAX);
 	same = a.n_out == b.n_out && !memcmp(a.out, b.out, sizeof(*a.out) * (size_t)a.n_out);
 	s->prompts++;
 	s->equal += same;
@@ -142,48 +141,34 @@ static void report(const char *name, const struct sums *s)
 	fflush(stdout);
 }
 
+static void prompt_file(void *ctx, const char *name, const struct prompts *p)
+{
+	struct sums s = { 0 };
+	long *rows = ctx;
+
+	for (int i = 0; i < p->n; i++)
+		prompt(&p->ids[i], &s);
+	report(name, &s);
+	*rows += s.rows;
+}
+
 int main(int argc, char **argv)
 {
-	struct pair_options o = { .device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = 1, .context = CONTEXT,
-				  .chunk = 1024, .target_probe = probe };
-	const char *tokenizer = "models/tiny/tokenizer.json", *head = "int4", *file[16];
-	int limit = 0, n_files = 0;
-	struct td_tokenizer *tok;
-	struct sums s = { 0 };
-	struct td_error err;
+	struct pair_options *o = &suite.o;
+	long rows = 0;
+	int form;
 
-	for (int i = 1; i < argc; i++) {
-		const char **text = !strcmp(argv[i], "--target") ? &o.target_dir : !strcmp(argv[i], "--drafter") ? &o.drafter_dir :
-				    !strcmp(argv[i], "--tokenizer") ? &tokenizer : !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--head") ? &head : NULL;
-		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
-
-		if (text && i + 1 < argc)
-			*text = argv[++i];
-		else if (number && i + 1 < argc)
-			*number = atoi(argv[++i]);
-		else if (n_files < 16)
-			file[n_files++] = argv[i];
-	}
-	if (td_tokenizer_load(tokenizer, &tok, &err)) {
-		fprintf(stderr, "%s\n", err.text);
-		return 2;
-	}
-	open_pair(&exact, &o, &seen[0], 0);
-	open_pair(&quick, &o, &seen[1], td_form_head(head, NULL, 0));
-	if (!n_files)
-		file[n_files++] = NULL;
-	for (int f = 0; f < n_files; f++) {
-		struct prompts p;
-
-		s = (struct sums){ 0 };
-		prompts_load(&p, tok, file[f], limit);
-		for (int i = 0; i < p.n; i++)
-			prompt(&p.ids[i], &s);
-		report(file[f] ? file[f] : "own prompts", &s);
-		prompts_finish(&p);
-	}
+	suite_open(&suite, argc, argv);
+	o->slots = 1;
+	o->context = CONTEXT;
+	o->chunk = 1024;
+	o->target_probe = probe;
+	form = o->form;
+	open_pair(&exact, o, &seen[0], form & TD_FORM_BF16);
+	open_pair(&quick, o, &seen[1], form);
+	suite_each(&suite, prompt_file, &rows);
 	pair_close(&exact);
 	pair_close(&quick);
-	td_tokenizer_free(tok);
-	return !s.rows;
+	suite_close(&suite);
+	return !rows;
 }

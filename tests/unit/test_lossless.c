@@ -11,13 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "tests/lib/pair.h"
-#include "tests/lib/prompts.h"
+#include "tests/lib/suite.h"
 
 enum { SLOTS = 8, CONTEXT = 2048 };
 
 static struct pair pair, chunked;
-static int max_tokens = 48, failures, checks, chunk;
+static struct suite suite = {.tokens = 48};
+static int failures, checks, chunk;
 
 static void differ(const char *what, int prompt, const struct pair_request *want, const struct pair_request *got)
 {
@@ -38,11 +38,11 @@ static void request(struct pair_request *r, const struct td_ids *ids, int k)
 	memset(r, 0, sizeof(*r));
 	r->ids = ids->id;
 	r->n_ids = r->n_prompt = (int)ids->n;
-	r->max_total = r->n_ids + max_tokens;
+	r->max_total = r->n_ids + suite.tokens;
 	r->k = k;
 	r->stop_at_eos = 1;
 	pair_greedy(&r->sampling);
-	r->out = calloc((size_t)max_tokens + TD_BLOCK_MAX, sizeof(*r->out));
+	r->out = calloc((size_t)suite.tokens + TD_BLOCK_MAX, sizeof(*r->out));
 }
 
 static void run_one(struct pair *p, struct pair_request *r, const struct td_ids *ids, int k)
@@ -171,7 +171,7 @@ static void seeds(const struct prompts *p)
 		a.sampling.temperature = 0.8f;
 		a.sampling.seed = 1234u + (unsigned)i;
 		b = a;
-		b.out = calloc((size_t)max_tokens + TD_BLOCK_MAX, sizeof(*b.out));
+		b.out = calloc((size_t)suite.tokens + TD_BLOCK_MAX, sizeof(*b.out));
 		pair_run(&pair, &a, 1, NULL);
 		pair_run(&pair, &b, 1, NULL);
 		differ("same seed", i, &a, &b);
@@ -199,68 +199,43 @@ static void allocations(int end)
 	}
 }
 
-static void prompt_file(const struct td_tokenizer *tok, const char *file, int limit)
+static void prompt_file(void *ctx, const char *name, const struct prompts *p)
 {
-	struct prompts p;
-	struct pair_request *plain;
+	struct pair_request *plain = calloc((size_t)p->n + 1, sizeof(*plain));
 
-	prompts_load(&p, tok, file, limit);
-	plain = calloc((size_t)p.n + 1, sizeof(*plain));
-	printf("%s: %d prompts\n", file ? file : "own prompts", p.n);
-	for (int i = 0; i < p.n; i++)
-		run_one(&pair, &plain[i], &p.ids[i], 0);
-	speculation(&p, plain);
-	batch(&p, plain);
-	second_life(&p, plain);
-	seeds(&p);
-	for (int i = 0; i < p.n; i++)
+	(void)ctx;
+	printf("%s: %d prompts\n", name, p->n);
+	for (int i = 0; i < p->n; i++)
+		run_one(&pair, &plain[i], &p->ids[i], 0);
+	speculation(p, plain);
+	batch(p, plain);
+	second_life(p, plain);
+	seeds(p);
+	for (int i = 0; i < p->n; i++)
 		free(plain[i].out);
 	free(plain);
-	prompts_finish(&p);
 }
 
 int main(int argc, char **argv)
 {
-	struct pair_options o = {.device = "cpu", .target_dir = "models/tiny/target-int4", .drafter_dir = "models/tiny/drafter-int4", .slots = SLOTS,
-				 .context = CONTEXT, .chunk = 1024};
-	const char *tokenizer = "models/tiny/tokenizer.json", *weights = "file", *head = "rescored", *file[16];
-	struct td_tokenizer *tok;
-	struct td_error err;
-	int limit = 0, n_files = 0;
+	struct pair_options *o = &suite.o;
 
-	for (int i = 1; i < argc; i++) {
-		const char **text = !strcmp(argv[i], "--device") ? &o.device : !strcmp(argv[i], "--target") ? &o.target_dir :
-				    !strcmp(argv[i], "--drafter") ? &o.drafter_dir : !strcmp(argv[i], "--tokenizer") ? &tokenizer :
-				    !strcmp(argv[i], "--weights") ? &weights : !strcmp(argv[i], "--head") ? &head : NULL;
-		int *number = !strcmp(argv[i], "--limit") ? &limit : !strcmp(argv[i], "--tokens") ? &max_tokens : NULL;
-
-		if (text && i + 1 < argc)
-			*text = argv[++i];
-		else if (number && i + 1 < argc)
-			*number = atoi(argv[++i]);
-		else if (n_files < 16)
-			file[n_files++] = argv[i];
-	}
-	if (td_tokenizer_load(tokenizer, &tok, &err)) {
-		fprintf(stderr, "%s\n", err.text);
-		return 1;
-	}
-	o.form = td_form_head(head, NULL, strcmp(weights, "bf16") ? 0 : TD_FORM_BF16);
-	pair_open(&pair, &o);
-	o.chunk = strcmp(o.device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
-	chunk = o.chunk;
-	pair_open(&chunked, &o);
+	suite_open(&suite, argc, argv);
+	o->slots = SLOTS;
+	o->context = CONTEXT;
+	o->chunk = 1024;
+	pair_open(&pair, o);
+	o->chunk = strcmp(o->device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
+	chunk = o->chunk;
+	pair_open(&chunked, o);
 	allocations(0);
-	if (!n_files)
-		file[n_files++] = NULL;
-	for (int i = 0; i < n_files; i++)
-		prompt_file(tok, file[i], limit);
-	chunks(tok);
-	company(tok);
+	suite_each(&suite, prompt_file, NULL);
+	chunks(suite.tok);
+	company(suite.tok);
 	allocations(1);
 	pair_close(&pair);
 	pair_close(&chunked);
-	td_tokenizer_free(tok);
+	suite_close(&suite);
 	printf("%d comparisons, %d differ\n", checks, failures);
 	return failures || !checks;
 }
