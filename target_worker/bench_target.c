@@ -210,6 +210,30 @@ static void op_propose(struct td__bench *b, struct td__work *w)
 	b->ops->propose(b->dev, &w->batch, w->x, w->x.cols, w->sampling, w->counts, w->draft);
 }
 
+static void op_rescore(struct td__bench *b, struct td__work *w)
+{
+	b->ops->rescore(b->dev, w->x, w->table, w->y, w->y.cols);
+}
+
+/* What follows a head in 4 bits: the rows of the table in BF16 that its best logits are made of again. */
+static void rescoring(struct td__bench *b, int rows)
+{
+	const struct td_target_config *c = &b->cfg;
+	double act = (double)td_dtype_size(b->ops->act), best = (double)rows * TD_RESCORE * c->hidden;
+	struct td__work w = {0};
+	char shape[48];
+
+	if (!(td_form_head("auto", c, 0) & TD_FORM_HEAD_EXACT))
+		return;
+	w.table = td__bench_tensor(b, &w, TD_BF16, c->vocab, c->hidden);
+	w.x = td__bench_rows(b, &w, b->ops->act, rows, c->hidden);
+	w.y = td__bench_rows(b, &w, TD_F32, rows, c->vocab);
+	td__bench_batch(b, &w, rows, 0);
+	snprintf(shape, sizeof(shape), "%d of %d ids, %d bf16", TD_RESCORE, c->vocab, c->hidden);
+	td__bench_note(b, "rescore", rows, shape, rows * (4.0 * c->vocab + act * c->hidden) + 2 * best, 2 * best, td__bench_measure(b, op_rescore, &w), 0);
+	td__bench_release(b, &w);
+}
+
 /* Greedy, as the gates of speed are. */
 static void choosing(struct td__bench *b)
 {
@@ -238,7 +262,6 @@ static void choosing(struct td__bench *b)
 	td__bench_release(b, &w);
 }
 
-
 void td__bench_target(struct td__bench *b)
 {
 	const int rows[] = {1, TD_BLOCK_MAX, b->chunk};
@@ -251,5 +274,7 @@ void td__bench_target(struct td__bench *b)
 		attention(b, rows[i]);
 	for (int i = 0; i < 3; i++)
 		small(b, rows[i]);
+	for (int i = 0; i < 2; i++)
+		rescoring(b, rows[i]);
 	choosing(b);
 }

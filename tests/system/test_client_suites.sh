@@ -35,7 +35,7 @@ done
 
 # ---- operations: every kind, each with a positive time, a share and a roof
 code 0 bench ops $MODEL --ms 2 --threads 1 --html "$T/ops.html"
-for text in "roofs measured here" "roof: copy" "roof: product" "qkvz  *16" "gate and up  *256" "head  *1 " "delta rule  *256" "attention  *16" "swiglu" "accept  *16" \
+for text in "roofs measured here" "roof: copy" "roof: product" "qkvz  *16" "gate and up  *256" "head  *1 " "delta rule  *256" "attention  *16" "swiglu" "rescore  *1 " "rescore  *16" "accept  *16" \
 	"propose  *15" "draft attention  *16" "draft fc  *6 "; do
 	shows "$text"
 done
