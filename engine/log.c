@@ -1,7 +1,8 @@
 /*
  * log.c: lines to stderr and, where asked for, to a file.
  *
- * Two sinks, each with its own count of lines that it could not take. A sink that works again says first how many lines are missing and why.
+ * Two sinks, each with its own count of lines that it could not take. A sink that works again says first how many lines are missing and why; that the
+ * file does not work is told on stderr as well, once.
  * stderr may be a pipe whose reader sleeps: it is polled before each line and a line is shorter than PIPE_BUF, so that a write never blocks.
  * A line that was cut (disk full in its middle) is ended before the next one begins.
  * What must never happen: a log that blocks, kills (SIGPIPE is ignored from td_log_open on) or recurses into itself.
@@ -160,15 +161,29 @@ static void sink_write(struct sink *s, const char *line, size_t n)
 	put_line(s, line, n);
 }
 
+/* Once when the file begins to fail, where it is still seen: a disk that stays full never lets the file itself say so. */
+static void file_failed(void)
+{
+	char told[sizeof(lg.path) + 256];
+	size_t n = head_make(told, sizeof(told), TD_LOG_WARN, lg.who);
+
+	n += (size_t)snprintf(told + n, sizeof(told) - n, "the log file %s takes no lines: %s; they are only here until it does\n", lg.path, strerror(lg.file.why));
+	sink_write(&lg.err, told, n);
+}
+
 /* line[head, n) is text, with room for one byte more. The lock is held. */
 static void line_write(char *line, size_t head, size_t n)
 {
+	unsigned long missing = lg.file.missing;
+
 	for (size_t i = head; i < n; i++)
 		if ((unsigned char)line[i] < 0x20)
 			line[i] = ' ';
 	line[n++] = '\n';
 	sink_write(&lg.err, line, n);
 	sink_write(&lg.file, line, n);
+	if (!missing && lg.file.missing)
+		file_failed();
 }
 
 void td_log(enum td_log_level level, const char *fmt, ...)

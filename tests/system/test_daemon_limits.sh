@@ -2,6 +2,10 @@
 # A full disk for the log, and no descriptors left: the daemon goes on, says so when it can, and does not spin.
 . "$(dirname "$0")/daemon_lib.sh"
 
+told() { # what, how often: on stderr, of the log file
+	[ "$(grep -c "the log file $1 takes no lines: No space left on device; they are only here" "$LOG")" = "$2" ] || fail "not told $2 times that $1 is full"
+}
+
 # ---- the log's disk is full; SIGHUP makes it anew elsewhere
 start --tandem.log_file=/dev/full
 raw <<'END'
@@ -10,6 +14,7 @@ gen tag=1 ids=300,301 max_tokens=50
 until "finish reason=2"
 END
 stop
+told /dev/full 1
 mkdir "$T/logs"
 start --tandem.log_file="$T/logs/tandemd.log"
 mv "$T/logs/tandemd.log" "$T/logs/old.log"
@@ -29,6 +34,7 @@ gen tag=1 ids=300,301 max_tokens=50
 until "finish reason=2"
 END
 stop
+told "$T/logs/tandemd.log" 1
 grep -q 'log lines were lost here: No space left' "$T/logs/tandemd.log" || fail "lost lines are not told"
 
 # ---- too few descriptors are refused in one line; with as many as that line asks for it serves, and says how many connections it takes
