@@ -6,6 +6,7 @@
  */
 #include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <ini.h>
 #include <limits.h>
 #include <math.h>
@@ -314,14 +315,32 @@ static int note_exposed(struct td_daemon_config *c, const struct file *f, const 
 	return c->tenants.exposed ? 0 : td_error_set(f->err, TD_E_NOMEM, "out of memory");
 }
 
-static int load_file(struct td_daemon_config *c, const char *path, struct td_error *err)
+/* At start a pipe is a file as good as any. Later tandemd would wait for a writer there, or find it empty and take the defaults. */
+static FILE *open_file(const char *path, int again, struct td_error *err)
+{
+	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | (again ? O_NONBLOCK : 0));
+	FILE *f = fd < 0 ? NULL : fdopen(fd, "r");
+	struct stat st;
+
+	if (!f)
+		td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "cannot read %s: %s", path, strerror(errno));
+	if (!f && fd >= 0)
+		close(fd);
+	if (!f || !again || (fstat(fd, &st) == 0 && S_ISREG(st.st_mode)))
+		return f;
+	fclose(f);
+	td_error_set(err, TD_E_INVALID, "%s is not a regular file, so it can't be read again", path);
+	return NULL;
+}
+
+static int load_file(struct td_daemon_config *c, const char *path, int again, struct td_error *err)
 {
 	struct file f = {.c = c, .err = err};
 	int bad;
 
-	f.f = fopen(path, "r");
+	f.f = open_file(path, again, err);
 	if (!f.f)
-		return td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "cannot read %s: %s", path, strerror(errno));
+		return err->code;
 	bad = ini_parse_stream(read_line, &f, take_pair, &f);
 	if (f.rc)
 		td_error_prefix(err, "%s:%d", path, f.line);
@@ -453,7 +472,7 @@ static int take_synthetic(struct td_daemon_config *c, const char *name, struct t
 	return 0;
 }
 
-static int load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
+static int load(int argc, char **argv, int again, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
 {
 	const char *file = NULL, *value;
 	int rc = 0;
@@ -465,7 +484,7 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 		if ((rc = option_value(argc, argv, &i, "--config", &file, err)) < 0)
 			return rc;
 	if (file || access(DEFAULT_FILE, F_OK) == 0)
-		if ((rc = load_file(c, file ? file : DEFAULT_FILE, err)))
+		if ((rc = load_file(c, file ? file : DEFAULT_FILE, again, err)))
 			return rc;
 	for (int i = 1; i < argc; i++) {
 		if (option_value(argc, argv, &i, "--config", &file, err))
@@ -494,16 +513,28 @@ static int load(int argc, char **argv, struct td_daemon_config *c, enum td_confi
 	return check_whole(c, err);
 }
 
-int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
+static int load_all(int argc, char **argv, int again, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
 {
 	int rc;
 
 	memset(c, 0, sizeof(*c));
 	*action = TD_RUN;
-	rc = load(argc, argv, c, action, err);
+	rc = load(argc, argv, again, c, action, err);
 	if (rc)
 		td_daemon_config_finish(c);
 	return rc;
+}
+
+int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err)
+{
+	return load_all(argc, argv, 0, c, action, err);
+}
+
+int td_daemon_config_again(int argc, char **argv, struct td_daemon_config *c, struct td_error *err)
+{
+	enum td_config_action action;
+
+	return load_all(argc, argv, 1, c, &action, err);
 }
 
 void td_daemon_config_finish(struct td_daemon_config *c)

@@ -87,6 +87,8 @@ enum td_config_action { TD_RUN, TD_CHECK, TD_HELP, TD_SETTINGS, TD_VERSION_ACTIO
 
 /* Defaults, then the file (--config, else /etc/tandem/tandem.ini when it is there), then the options. On failure *c is finished. */
 int td_daemon_config_load(int argc, char **argv, struct td_daemon_config *c, enum td_config_action *action, struct td_error *err);
+/* The same for a daemon that runs: waits for nothing, so a file that is none (a pipe) is refused. */
+int td_daemon_config_again(int argc, char **argv, struct td_daemon_config *c, struct td_error *err);
 void td_daemon_config_finish(struct td_daemon_config *c);
 void td_daemon_config_help(FILE *out);
 void td_daemon_config_list(FILE *out); /* a line per setting, for programs */

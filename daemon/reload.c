@@ -53,10 +53,8 @@ static int apply(struct td_daemon *d, struct td_daemon_config *fresh, struct td_
 static void read_again(struct td_daemon *d)
 {
 	struct td_daemon_config fresh;
-	enum td_config_action action;
 	struct td_error err;
-
-	int rc = td_daemon_config_load(d->argc, d->argv, &fresh, &action, &err);
+	int rc = td_daemon_config_again(d->argc, d->argv, &fresh, &err);
 
 	if (!rc) {
 		rc = apply(d, &fresh, &err);

@@ -12,6 +12,7 @@
 #include <unistd.h>
 #include <xxhash.h>
 
+#include "engine/file.h"
 #include "kernels/assume.h"
 
 const int td_width_requests[TD_WIDTH_COUNTS] = {1, 2, 4, 8, 16}, td_width_drafts[TD_WIDTH_CHOICES] = {0, 1, 3, 5, 7, 11, 15};
@@ -104,10 +105,17 @@ int td_widths_read(const char *path, const char *key, struct td_widths *w, struc
 	char *text = NULL;
 	size_t n = 0;
 	int rc = 0;
-	FILE *f = fopen(path, "re");
+	struct stat st;
+	FILE *f;
+	int fd;
 
-	if (!f)
-		return td_error_set(err, errno == ENOENT ? TD_E_NOT_FOUND : TD_E_IO, "%.300s: %s", path, strerror(errno));
+	if ((rc = td__file_open(path, &fd, &st, err)))
+		return rc;
+	f = fdopen(fd, "r");
+	if (!f) {
+		close(fd);
+		return td_error_set(err, TD_E_IO, "%.300s: %s", path, strerror(errno));
+	}
 	text = malloc(FILE_MAX);
 	if (text)
 		n = fread(text, 1, FILE_MAX, f);

@@ -84,6 +84,12 @@ rm "$T/ini"
 tell reload
 see '^state active'
 said "reload: nothing changes: cannot read $T/ini"
+# a pipe, as of a shell's <(...): nobody writes there any more
+mkfifo "$T/ini"
+tell reload
+see '^state active'
+said "reload: nothing changes: $T/ini is not a regular file"
+rm "$T/ini"
 printf 'greet 0\ngen tag=1 ids=300,301\nuntil "tag=1 finish reason=2 stop=- prompt=2 output=9"\n' | "$TOOLS/rawclient" "$SOCK" >"$T/out2" 2>"$T/err2" ||
 	fail "a wrong file changed something: $(cat "$T/err2" "$T/out2")"
 

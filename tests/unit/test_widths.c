@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/widths.h"
@@ -64,6 +65,9 @@ static void file(void **state)
 	assert_int_equal(td_widths_read(path, key, &got, &err), TD_E_FORMAT);
 	spoil(path, "");
 	assert_int_equal(td_widths_read(path, key, &got, &err), TD_E_FORMAT);
+	unlink(path);
+	assert_int_equal(mkfifo(path, 0600), 0); /* read in the daemon's loop, which must not wait for a writer */
+	assert_int_equal(td_widths_read(path, key, &got, &err), TD_E_INVALID);
 	assert_int_equal(td_widths_write("/proc/none/x", key, &w, &err), TD_E_IO);
 	unlink(path);
 	rmdir(sub);
