@@ -1,8 +1,12 @@
 /*
  * main.c: the command `tandem`: finds the sub-command and hands over.
  */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "client/command.h"
 
@@ -32,7 +36,15 @@ static void print_help(FILE *f)
 	fprintf(f, "\ntandem COMMAND --help tells the options of a command; tandem --version its version.\n");
 }
 
-int main(int argc, char **argv)
+/* Whoever closed them for us: the connection would get the number of stdout, and the daemon the answer. What stands in their place fails as they would. */
+static void take_standard_fds(void)
+{
+	for (int i = STDIN_FILENO; i <= STDERR_FILENO; i++)
+		if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+			exit(TD_EXIT_FAILED);
+}
+
+static int run(int argc, char **argv)
 {
 	static char help_option[] = "--help";
 	char *help[] = {argc > 2 ? argv[2] : NULL, help_option, NULL};
@@ -58,4 +70,17 @@ int main(int argc, char **argv)
 	}
 	fprintf(stderr, "tandem: there is no command '%s' (see tandem --help)\n", !strcmp(argv[1], "help") ? argv[2] : argv[1]);
 	return TD_EXIT_USAGE;
+}
+
+int main(int argc, char **argv)
+{
+	int code;
+
+	take_standard_fds();
+	code = run(argc, argv);
+	if (code == TD_EXIT_OK && (fflush(stdout) || ferror(stdout))) { /* help; commands look after their own answers */
+		fprintf(stderr, "tandem: can't write the answer: %s\n", strerror(errno));
+		code = TD_EXIT_FAILED;
+	}
+	return code;
 }

@@ -7,6 +7,7 @@
  * What must never happen: an end that leaves a worker, a socket file or a control socket behind.
  */
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <malloc.h>
@@ -356,6 +357,15 @@ static int complain(const struct td_error *err, int code)
 	return code;
 }
 
+/* What was asked for went to stdout: did it get there? */
+static int told(void)
+{
+	if (!fflush(stdout) && !ferror(stdout))
+		return 0;
+	fprintf(stderr, "tandemd: can't write to stdout: %s\n", strerror(errno));
+	return EXIT_RUNTIME;
+}
+
 /* One rule: 2 when the command line, the settings, the files or the limits must change before another start can help; 1 when it may help as it is. */
 static int exit_code(const struct td_error *err)
 {
@@ -385,7 +395,7 @@ int main(int argc, char **argv)
 		else
 			puts("tandemd " TD_VERSION);
 		td_daemon_config_finish(&d.cfg);
-		return 0;
+		return told();
 	}
 	td_log_open("tandemd", (enum td_log_level)d.cfg.log_level);
 	td_fault_arm(getenv("TANDEM_FAULT"));
@@ -400,6 +410,7 @@ int main(int argc, char **argv)
 	} else if (!rc && action == TD_CHECK) {
 		td_model_tell_memory(&d.model);
 		puts("the configuration is fine");
+		rc = told();
 	} else if (!rc && d.cfg.log_file[0] && td_log_file(d.cfg.log_file, &err)) {
 		rc = complain(&err, EXIT_CONFIG);
 	} else if (!rc && serve(&d, &err)) {

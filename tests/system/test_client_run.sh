@@ -145,4 +145,12 @@ code 0 tokenize --chat --no-think --ids --system "Be brief." hi
 code 2 tokenize -d "1 x"
 one_line "'x' is not a token id"
 code 1 tokenize -d 99999999
+
+# Closed by whoever started it: the connection must not become stdout.
+for command in "run --no-think -g -n 8 x" metrics status --help "run --help"; do
+	"$TANDEM" $command >&- 2>"$T/err" && fail "tandem $command: a closed stdout is not success"
+	one_line "can't write the answer"
+done
+"$TANDEM" run - <&- >"$OUT" 2>"$T/err" && fail "a closed stdin is not success"
+one_line "stdin"
 stop

@@ -6,6 +6,11 @@ told() { # what, how often: on stderr, of the log file
 	[ "$(grep -c "the log file $1 takes no lines: No space left on device; they are only here" "$LOG")" = "$2" ] || fail "not told $2 times that $1 is full"
 }
 
+for option in --help --settings --version --check; do
+	tandemd_run $option >/dev/full 2>"$T/err" && fail "tandemd $option: a full disk is not success"
+	grep -q "tandemd: can't write to stdout: No space left on device" "$T/err" || fail "tandemd $option: $(cat "$T/err")"
+done
+
 # ---- the log's disk is full; SIGHUP makes it anew elsewhere
 start --tandem.log_file=/dev/full
 raw <<'END'
