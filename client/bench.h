@@ -4,6 +4,7 @@
  *   cmd_bench.c     options, prompt files, the order of things
  *   bench_ask.c     rounds of prompts over several connections, and what they cost
  *   bench_report.c  medians, tables, JSON
+ *   bench_count.c   the answers' tokens, counted (--count)
  *   bench_daemon.c  a daemon of our own in a temporary folder (--model)
  *
  * A round is one prompt per connection, all at once. Each round is asked with speculation and without, in alternating order, so that whatever drifts
@@ -34,16 +35,24 @@ struct td_bench_cost {
 	uint64_t prefill_tokens, prefill_us;
 };
 
+struct td_bench_count { /* zeroed = empty */
+	uint64_t *of; /* (size) by id */
+	uint64_t all;
+	size_t size, different;
+};
+
 enum { TD_BENCH_AUTO = -1 }; /* drafts: the daemon's choice */
 
 struct td_bench {
 	struct td_common common;
 	int32_t max_tokens, draft_tokens;
 	uint32_t clients, limit;
+	enum tandem_thinking thinking;
 	int assumes; /* the daemon is ours and obeys seeds: so many tenths of a token a step (kernels/assume.h) */
 	struct tandem **t; /* (clients), for the prompts */
 	struct tandem *control; /* for the status */
 	char *server, *model;
+	struct td_bench_count count;
 	int code; /* exit code once something failed */
 };
 
@@ -79,6 +88,12 @@ void td_bench_report(const struct td_bench *b, const struct td_bench_file *f);
 json_t *td_bench_report_json(const struct td_bench *b, const struct td_bench_file *f);
 double td_bench_acceptance(const struct td_bench_file *f); /* of all prompts together */
 
+/* bench_count.c */
+int td_bench_count_add(struct td_bench_count *c, const struct td_bench_answer *a); /* -1: no memory */
+/* The `want` most frequent (0: all that were seen), as a list for model.draft_vocabulary. 0, or -1 after telling why. */
+int td_bench_count_write(const struct td_bench_count *c, const char *path, size_t want, const char *model);
+void td_bench_count_finish(struct td_bench_count *c);
+
 /* bench_daemon.c */
 struct td_bench_daemon {
 	int pid; /* 0 = none */
@@ -89,6 +104,7 @@ struct td_bench_daemon_how {
 	const char *weights; /* of model.weights; NULL = the daemon's choice */
 	const char *widths; /* of engine.widths; NULL = the daemon's choice */
 	const char *tokenizer; /* of model.tokenizer; NULL = the daemon's choice */
+	const char *draft_vocabulary; /* of model.draft_vocabulary; NULL = the daemon's choice */
 	uint32_t slots, context; /* context 0: the daemon's choice */
 	uint32_t share; /* percent of a GPU's multiprocessors for each worker; 0: all */
 	int assume; /* with the lever target.assume, which random weights alone may have */

@@ -128,7 +128,7 @@ static int submit(struct td_bench *b, struct tandem *t, const char *prompt, int3
 {
 	struct tandem_message message = {.role = "user", .content = prompt};
 	struct tandem_request r = {
-		.prompt = {.message = &message, .n_messages = 1, .thinking = TANDEM_THINK_OFF},
+		.prompt = {.message = &message, .n_messages = 1, .thinking = b->thinking},
 		.sampling = {.set = TANDEM_TEMPERATURE | TANDEM_MAX_TOKENS, .max_tokens = b->max_tokens},
 	};
 	struct tandem_handler h = {.ctx = a, .delta = on_delta, .finish = on_finish, .error = on_error};

@@ -78,7 +78,8 @@ static int serve(struct td_bench *b, const struct td_bench_options *o, const int
 static int own_daemon(struct td_bench *b, const struct td_bench_options *o, struct td_bench_daemon *d, const char *weights)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = weights ? "none" : o->drafter, .device = o->device, .weights = weights,
-					  .slots = b->clients, .context = o->context, .share = o->share, .widths = o->widths, .tokenizer = o->tokenizer, .assume = td_bench_synthetic(o->model)};
+					  .slots = b->clients, .context = o->context, .share = o->share, .widths = o->widths, .tokenizer = o->tokenizer,
+					  .draft_vocabulary = o->draft_vocabulary, .assume = td_bench_synthetic(o->model)};
 
 	if (td_bench_daemon_start(d, &how)) {
 		b->code = td_bench_interrupted ? TD_EXIT_INTERRUPTED : TD_EXIT_FAILED;

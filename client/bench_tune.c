@@ -119,7 +119,7 @@ static int keep(const struct td_bench_options *o, const struct td_target_config 
 int td_bench_tune(struct td_bench *b, const struct td_bench_options *o)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .device = o->device, .slots = o->max_clients, .context = o->context, .share = o->share,
-					  .tokenizer = o->tokenizer, .widths = "off", .assume = td_bench_synthetic(o->model)};
+					  .tokenizer = o->tokenizer, .draft_vocabulary = o->draft_vocabulary, .widths = "off", .assume = td_bench_synthetic(o->model)};
 	struct td_bench_daemon d = {0};
 	struct tandem_status *s = NULL;
 	struct tandem_error err;

@@ -6,7 +6,8 @@
 
 #include "client/bench_suite.h"
 
-static const char usage[] = "tandem bench [options]\n       tandem bench SUITE... [options]\n       tandem bench --tune --model DIR [options]";
+static const char usage[] = "tandem bench [options]\n       tandem bench SUITE... [options]\n       tandem bench --tune --model DIR [options]\n"
+			    "       tandem bench --count FILE --prompts FILE... [options]";
 static const char about[] =
 	"Asks every prompt twice, greedily and without thinking: with speculation and without, in turn. Prints tokens per second, their ratio, the acceptance\n"
 	"length, the time per cycle, and compares the answers token for token. Tokens per second count from the first token on.\n\n"
@@ -24,6 +25,8 @@ static const char about[] =
 	"  load     1, 2, 4, 8, 16 clients: tokens per second, time to the first token and between tokens, fairness\n\n"
 	"With --tune it measures how long a cycle takes for 1 to 16 requests and 0 to 15 drafts of each, and keeps that where tandemd finds it at its next start:\n"
 	"greedy requests that don't say how many drafts they want then get fewer where many share a step.\n\n"
+	"With --count it asks every prompt once, as the daemon answers when nobody says how, and writes the tokens of the answers into a file, the most\n"
+	"frequent first: what model.draft_vocabulary takes. Ask what will be asked, and enough of it: a token that is not listed is never drafted.\n\n"
 	"Exit codes: 0 done, all answers equal; 1 answers differ, or it failed; 2 wrong usage; 3 no daemon; 4 not now; 130 stopped by Ctrl-C.";
 
 static const char *const shell_prompts[] = {
@@ -158,12 +161,31 @@ static int lossless(struct td_bench *b, struct td_bench_file *f, const struct td
 	return rc;
 }
 
+/* Each prompt once; `b->count` gets what was answered. */
+static int count(struct td_bench *b, struct td_bench_file *f)
+{
+	size_t i;
+	int rc;
+
+	f->drafts = b->draft_tokens;
+	rc = ask_all(b, f, 0);
+	for (i = 0; !rc && i < f->n; i++)
+		rc = td_bench_count_add(&b->count, &f->answer[0][i]);
+	if (rc && b->code == TD_EXIT_OK) {
+		fprintf(stderr, "tandem bench: no memory\n");
+		b->code = TD_EXIT_FAILED;
+	}
+	return rc;
+}
+
 static int bench_prompts(struct td_bench *b, const struct td_bench_options *o, const char *name, const char *const *prompt, size_t n, json_t *out)
 {
 	struct td_bench_file f = {.name = name, .prompt = prompt, .n = b->limit && b->limit < n ? b->limit : n};
 	int rc = td_bench_file_start(b, &f);
 
-	if (!rc)
+	if (!rc && o->count)
+		rc = count(b, &f);
+	else if (!rc)
 		rc = o->lossless ? lossless(b, &f, o, out) : measure(b, &f, o, out);
 	td_bench_file_finish(&f);
 	return rc;
@@ -197,6 +219,8 @@ static int bench(struct td_bench *b, const struct td_bench_options *o)
 		printf("%s, model %s\n\n", b->server, b->model);
 	for (i = 0; !rc && i < o->files.n; i++)
 		rc = bench_file(b, o, o->files.item[i], out);
+	if (!rc && o->count && td_bench_count_write(&b->count, o->count, o->count_size, b->model))
+		b->code = TD_EXIT_FAILED;
 	if (!rc && !o->files.n) {
 		rc = bench_prompts(b, o, "built-in: shell", shell_prompts, sizeof(shell_prompts) / sizeof(shell_prompts[0]), out);
 		if (!rc)
@@ -208,6 +232,7 @@ static int bench(struct td_bench *b, const struct td_bench_options *o)
 		td_json_print(all, JSON_INDENT(2));
 	}
 	json_decref(out);
+	td_bench_count_finish(&b->count);
 	td_bench_close(b);
 	return b->code;
 }
@@ -238,6 +263,10 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		wrong = "--html, --save and --sm-share are for suites";
 	else if (o->tune && (words->n || o->files.n || o->lossless || o->json))
 		wrong = "--tune is a measurement of its own";
+	else if (o->count && (words->n || o->lossless || o->json || o->tune || !o->files.n))
+		wrong = "--count is a measurement of its own, of prompts that --prompts names";
+	else if (o->count_size && !o->count)
+		wrong = "--count-size goes with --count";
 	else if ((o->tune && !o->model) || (o->widths && !o->tune && !words->n))
 		wrong = "--tune needs --model; --widths goes with it and with suites";
 	else if (o->share > 100 || (o->share && !o->model))
@@ -254,8 +283,8 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		wrong = "option --draft-tokens takes a number from 1 on (without speculation is measured anyway)";
 	else if (o->lossless && b->draft_tokens != TD_BENCH_AUTO)
 		wrong = "--lossless goes through the numbers of drafts by itself";
-	else if (!o->model && (o->drafter || o->tokenizer))
-		wrong = "--drafter and --tokenizer go with --model";
+	else if (!o->model && (o->drafter || o->tokenizer || o->draft_vocabulary))
+		wrong = "--drafter, --tokenizer and --draft-vocabulary go with --model";
 	else if (o->model && b->common.socket)
 		wrong = "--model starts a daemon of its own: --socket means nothing with it";
 	if (wrong)
@@ -266,7 +295,7 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 static int with_own_daemon(struct td_bench *b, const struct td_bench_options *o)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .tokenizer = o->tokenizer, .device = o->device, .slots = b->clients,
-					  .context = o->context};
+					  .context = o->context, .draft_vocabulary = o->draft_vocabulary};
 	struct td_bench_daemon d = {0};
 	int code = TD_EXIT_FAILED;
 
@@ -294,6 +323,8 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_COUNT, "clients", 'c', "N", "so many connections at once (default: 1)", &b.clients, 0, NULL, 0},
 		{TD_OPT_FLAG, "lossless", 0, NULL, "only compare: 1, 4, 7 and 15 drafts per step against none", &o.lossless, 1, NULL, 0},
 		{TD_OPT_FLAG, "json", 0, NULL, "one JSON object", &o.json, 1, NULL, 0},
+		{TD_OPT_TEXT, "count", 0, "FILE", "write the tokens of the answers there, as model.draft_vocabulary takes them", &o.count, 0, NULL, 0},
+		{TD_OPT_COUNT, "count-size", 0, "N", "so many of them; the lowest ids where fewer were seen (default: all that were seen)", &o.count_size, 0, NULL, 0},
 		{TD_OPT_TITLE, .help = "Suites:"},
 		{TD_OPT_COUNT, "runs", 0, "N", "latency: answers of each kind (default: 50)", &o.runs, 0, NULL, 0},
 		{TD_OPT_COUNT, "warmups", 0, "N", "latency: answers of each kind before these (default: 5)", &o.warmups, 0, NULL, 0},
@@ -311,6 +342,7 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_TEXT, "model", 0, "DIR", "serve this model for the time of the bench (synthetic:NAME: random weights)", &o.model, 0, NULL, 0},
 		{TD_OPT_TEXT, "drafter", 0, "DIR", "with this drafter (default: none)", &o.drafter, 0, NULL, 0},
 		{TD_OPT_TEXT, "tokenizer", 0, "FILE", "with this tokenizer.json (default: the daemon's choice)", &o.tokenizer, 0, NULL, 0},
+		{TD_OPT_TEXT, "draft-vocabulary", 0, "FILE", "with drafts from these tokens (default: from all)", &o.draft_vocabulary, 0, NULL, 0},
 		{TD_OPT_TEXT, "device", 0, "NAME", "on auto (default), cpu or cuda", &o.device, 0, NULL, 0},
 		{TD_OPT_COUNT, "context", 0, "N", "its engine.context (default: the daemon's choice)", &o.context, 0, NULL, 0},
 		{TD_OPT_END},
@@ -324,6 +356,7 @@ int td_cmd_bench(int argc, char **argv)
 		code = TD_EXIT_USAGE;
 		if (!check(&b, &o, &words)) {
 			td_bench_catch_interrupt();
+			b.thinking = o.count ? TANDEM_THINK_DEFAULT : TANDEM_THINK_OFF;
 			code = o.tune ? td_bench_tune(&b, &o) : words.n ? td_bench_suites(&b, &o, &words) : o.model ? with_own_daemon(&b, &o) : bench(&b, &o);
 			if (td_flush_stdout("bench"))
 				code = TD_EXIT_FAILED;

@@ -169,6 +169,8 @@ static void configure(struct td_child *c)
 	o.has_vocab = 1;
 	o.vocab = is_target && d->model.vocab_fd > 0;
 	o.vocab_real = (uint32_t)d->model.vocab_real;
+	o.n_draft_id = is_target ? 0 : (size_t)d->model.draft.n;
+	o.draft_id = d->model.draft.id;
 	m.body_case = TANDEM__WORKER__MESSAGE__BODY_CONFIGURE;
 	m.configure = &o;
 	if (send_fds(c, target, &err) || td_control_send(&c->life->control, &m, &err))

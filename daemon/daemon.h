@@ -41,6 +41,7 @@
 #include "daemon/tenant.h"
 #include "engine/clock.h"
 #include "engine/control.h"
+#include "engine/draft_list.h"
 #include "engine/error.h"
 #include "engine/log.h"
 #include "engine/memplan.h"
@@ -68,7 +69,7 @@ struct td_daemon_config {
 	char *http_socket, *http_listen, *http_allow_remote, *http_require_key;
 	int http_socket_mode, http_header_s, http_body_s, http_idle_s, http_ping_s;
 	/* model */
-	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *trust_content;
+	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *draft_vocabulary, *trust_content;
 	/* engine */
 	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache, *widths;
 	int mps_active_thread_percentage;
@@ -108,6 +109,7 @@ struct td_model {
 	struct td_tokenizer *tokenizer;
 	int vocab_real; /* ids from here on do not exist */
 	int vocab_fd; /* the tokens' bytes, for the target (engine/token_mask.h); 0 = none */
+	struct td_draft_list draft; /* ids that drafts are chosen from */
 	int n_end, end[TD_STOP_IDS_MAX]; /* ids that end an answer unless ignore_eos */
 	int thinking_default;
 	int trust_content; /* control tokens written in a chat's contents count */

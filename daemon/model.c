@@ -189,6 +189,18 @@ static void find_ends(struct td_model *m)
 	end_add(m, td_tokenizer_added(m->tokenizer, "<|im_end|>"));
 }
 
+/* After the ends and vocab_real are known. */
+static int read_draft_list(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
+{
+	if (!m->has_drafter || !strcmp(c->draft_vocabulary, "all"))
+		return 0;
+	if (td_draft_list_read(c->draft_vocabulary, m->tokenizer, m->vocab_real, m->end, m->n_end, &m->draft, err))
+		return td_error_prefix(err, "model.draft_vocabulary");
+	td_log(TD_LOG_INFO, "drafts are chosen from %d of %d tokens: %d of %s, and those that are always there", m->draft.n, m->vocab_real, m->draft.listed,
+	       c->draft_vocabulary);
+	return 0;
+}
+
 /* ---- sizes ------------------------------------------------------------------------------------------------------------------------- */
 
 static int plan_context(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
@@ -298,7 +310,7 @@ static int check_assume(const struct td_daemon_config *c, struct td_error *err)
 int td_model_plan_memory(const struct td_daemon_config *c, struct td_model *m, struct td_error *err)
 {
 	const struct td_memplan_of of = {.target_dir = c->target, .drafter_dir = m->has_drafter ? c->drafter : NULL, .device = m->device,
-					 .form = m->form, .shm = m->shm,
+					 .form = m->form, .draft_ids = m->draft.n, .shm = m->shm,
 					 .pool = {.kv_pages = m->kv_pages, .prefix_states = m->prefix_states}};
 	int rc = td_memplan_make(&of, &m->memory, err);
 
@@ -344,19 +356,20 @@ int td_model_load(const struct td_daemon_config *c, struct td_model *m, struct t
 	}
 	if (td_fault_set("target.assume")) /* the shipped tokenizer is small; sampling shall take what it takes with all ids of the model */
 		m->vocab_real = m->target.vocab;
-	if ((rc = td_vocab_make(m->tokenizer, m->vocab_real, &m->vocab_fd, err))) {
+	find_ends(m);
+	if ((rc = read_draft_list(c, m, err)) || (rc = td_vocab_make(m->tokenizer, m->vocab_real, &m->vocab_fd, err))) {
 		m->vocab_fd = 0;
 		td_model_finish(m);
 		return rc;
 	}
 	m->trust_content = !strcmp(c->trust_content, "yes");
-	find_ends(m);
 	name_model(c, m);
 	return 0;
 }
 
 void td_model_finish(struct td_model *m)
 {
+	td_draft_list_finish(&m->draft);
 	td_tokenizer_free(m->tokenizer);
 	if (m->vocab_fd > 0)
 		close(m->vocab_fd);

@@ -26,7 +26,10 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 	struct td_tensor *b = d->buffer;
 	int rc;
 
-	td_drafter_buffers(&d->w->cfg, &d->shm->cfg, d->ops->act, b);
+	d->head = d->o.head;
+	if (d->o.n_draft_ids)
+		d->head.out = d->o.n_draft_ids;
+	td_drafter_buffers(&d->w->cfg, &d->shm->cfg, d->ops->act, d->o.n_draft_ids ? &d->head : NULL, b);
 	if ((rc = td_buffers_take("drafter", d->ops, d->dev, d->n_slots, b, TD_DRAFTER_BUFFERS, err)))
 		return rc;
 	d->fused = b[TD_DB_FUSED];
@@ -45,6 +48,26 @@ static int take_buffers(struct td_drafter *d, struct td_error *err)
 	d->ids = b[TD_DB_IDS].data;
 	d->sampling = b[TD_DB_SAMPLING].data;
 	return 0;
+}
+
+/* A head over some rows only, copied out of the target's: it lies with the buffers and not with the weights, so that an arena that is kept knows nothing of
+ * the list and serves any. */
+static int take_head(struct td_drafter *d, struct td_error *err)
+{
+	const int32_t *id = d->o.draft_id;
+	int n = d->o.n_draft_ids;
+
+	for (int i = 0; i < n; i++)
+		if (id[i] <= (i ? id[i - 1] : -1) || id[i] >= d->o.vocab_real || id[i] >= d->o.head.out)
+			return td_error_set(err, TD_E_PROTOCOL, "drafter: place %d of the draft vocabulary is token %d: ids must ascend to at most %d", i, id[i],
+					    d->o.vocab_real - 1);
+	if (!n)
+		return 0;
+	d->columns = (struct td_columns){.id = d->buffer[TD_DB_COLUMNS].data, .n = n, .vocab = d->w->cfg.vocab};
+	d->head.data = d->buffer[TD_DB_HEAD].data;
+	d->ops->upload(d->dev, d->buffer[TD_DB_COLUMNS].data, id, sizeof(*id) * (size_t)n);
+	d->ops->pack_rows(d->dev, &d->o.head, d->columns.id, &d->head);
+	return d->ops->sync(d->dev, err);
 }
 
 static int take_cache(struct td_drafter *d, struct td_error *err)
@@ -105,7 +128,7 @@ int td_drafter_create(const struct td_drafter_options *opt, struct td_drafter **
 		td_drafter_destroy(d);
 		return td_error_set(err, TD_E_NOMEM, "drafter: out of host memory");
 	}
-	if ((rc = take_buffers(d, err)) || (rc = take_cache(d, err)) || (d->ops->lend && (rc = warm(d, err)))) {
+	if ((rc = take_buffers(d, err)) || (rc = take_head(d, err)) || (rc = take_cache(d, err)) || (d->ops->lend && (rc = warm(d, err)))) {
 		td_drafter_destroy(d);
 		return rc;
 	}

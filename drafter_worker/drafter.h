@@ -11,7 +11,7 @@
 #include "engine/model.h"
 #include "engine/shm.h"
 
-/* For the tests against reference values: "draft_logits" (sum of drafts rows, V). */
+/* For the tests against reference values: "draft_logits" (sum of drafts rows, V or n_draft_ids). */
 typedef void td_drafter_probe(void *ctx, const char *what, struct td_tensor t);
 
 struct td_drafter_options {
@@ -26,6 +26,8 @@ struct td_drafter_options {
 	struct td_tensor exact; /* its table, as in struct td_target_weights */
 	int kv_pages; /* the target's, whose numbers the step records speak of */
 	int vocab_real;
+	const int32_t *draft_id; /* (n_draft_ids) ascending, below vocab_real: the ids that drafts are chosen from. Not looked at after td_drafter_create */
+	int n_draft_ids; /* 0: all */
 	td_drafter_probe *probe; /* NULL outside tests */
 	void *probe_ctx;
 };

@@ -33,6 +33,8 @@ struct td_drafter {
 	struct td_tensor fused, context_row, kv_row; /* appending: (rows_max, ...) */
 	struct td_tensor x, norm, wide, mixed, gate_up, inner; /* the block: (block_rows, ...) */
 	struct td_tensor tail, tail_norm, logits;
+	struct td_linear head; /* the target's, or our own over the rows of `columns` */
+	struct td_columns columns; /* n 0: logits are about all ids */
 };
 
 /* forward.c */

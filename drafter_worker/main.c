@@ -10,12 +10,24 @@
 #include "engine/log.h"
 #include "engine/worker.h"
 
+/* What is planned for a head over some rows of the target's; NULL: all are used. */
+static const struct td_linear *some_rows(const struct td_worker *w, struct td_linear *head)
+{
+	const Tandem__Worker__SharedLinear *all = w->cfg->target ? w->cfg->target->head : NULL;
+
+	if (!w->cfg->n_draft_id || !all)
+		return NULL;
+	*head = (struct td_linear){.kind = (enum td_weight_kind)all->kind, .in = (int)all->in, .out = (int)w->cfg->n_draft_id, .group = (int)all->group};
+	return head;
+}
+
 static struct td_drafter_weights *load(struct td_worker *w, int *imported, char fingerprint[256])
 {
 	struct td_drafter_weights *weights = NULL;
 	struct td_load how = td_worker_how(w);
 	const struct td_pool pool = {.kv_pages = (int)w->cfg->kv_pages};
 	struct td_memplan_worker plan;
+	struct td_linear head;
 	struct td_arena kept;
 	struct td_error err;
 
@@ -25,8 +37,8 @@ static struct td_drafter_weights *load(struct td_worker *w, int *imported, char 
 		*imported = 0;
 	}
 	if (*imported)
-		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &pool, &plan);
-	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.form, &w->shm->cfg, &pool, &plan, &err))
+		td_memplan_drafter_rest(&weights->cfg, w->ops->act, &w->shm->cfg, &pool, some_rows(w, &head), &plan);
+	else if (td_memplan_drafter(w->ops, w->cfg->model_dir, how.form, &w->shm->cfg, &pool, some_rows(w, &head), &plan, &err))
 		td_worker_fail(w, &err);
 	td_worker_fits(w, &plan);
 	td_fault_spot("drafter.load");
@@ -117,7 +129,8 @@ int main(int argc, char **argv)
 	td_fault_spot("drafter.start");
 	weights = load(&w, &imported, fingerprint);
 	opt = (struct td_drafter_options){.ops = w.ops, .dev = w.dev, .shm = w.shm, .exchange = w.exchange, .event_fd = w.event_fd, .weights = weights,
-					  .kv_pages = (int)w.cfg->kv_pages, .vocab_real = (int)w.cfg->vocab_real};
+					  .kv_pages = (int)w.cfg->kv_pages, .vocab_real = (int)w.cfg->vocab_real,
+					  .draft_id = w.cfg->draft_id, .n_draft_ids = (int)w.cfg->n_draft_id};
 	map_target(&w, &opt, &arena);
 	check_pair(&w, &arena, &weights->cfg);
 	if (td_drafter_create(&opt, &d, &err))

@@ -5,6 +5,7 @@
  * in BF16 that is one memory, in a packed order the small part is kept twice.
  */
 #include <stddef.h>
+#include <stdlib.h>
 
 #include "engine/loader.h"
 
@@ -109,7 +110,11 @@ int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct
 
 int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
 {
-	return td__weights_plan(&kind, ops, dir, form, bytes, err);
+	void *w;
+	int rc = td__weights_plan(&kind, ops, dir, form, bytes, &w, err);
+
+	free(w);
+	return rc;
 }
 
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w)

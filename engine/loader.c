@@ -655,18 +655,23 @@ int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *o
 	return l.rc;
 }
 
-int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, void **weights,
+		     struct td_error *err)
 {
 	struct td__loader l = { .ops = ops, .dir = dir, .how = { .form = form }, .err = err };
 	void *w = begin(&l, kind);
 
+	*weights = NULL;
 	if (!w)
 		return l.rc;
 	l.rc = td_st_open(dir, &l.st, err);
 	if (!l.rc)
 		*bytes = plan(&l, kind, w);
 	td_st_close(l.st);
-	free(w);
+	if (l.rc)
+		free(w);
+	else
+		*weights = w;
 	return l.rc;
 }
 

@@ -54,8 +54,9 @@ struct td__weights_kind {
 /* Reads the configuration, opens the checkpoint, writes its fingerprint, runs both passes. The weights own the new arena; *out is NULL on failure. */
 int td__weights_load(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, const char *dir, const struct td_load *how,
 		     void **out, char fingerprint[256], struct td_error *err);
-/* The first pass alone: bytes of the arena. Only ops->name and ops->pack_bytes are used. */
-int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
+/* The first pass alone: bytes of the arena, and the weights as that leaves them, without data (NULL after an error; for free). Only ops->name and
+ * ops->pack_bytes are used. */
+int td__weights_plan(const struct td__weights_kind *kind, const struct td_ops *ops, const char *dir, int form, size_t *bytes, void **weights, struct td_error *err);
 void td__weights_free(const struct td__weights_kind *kind, const struct td_ops *ops, struct td_dev *dev, void *weights);
 int td__fingerprint(const struct td_ops *ops, const char *dir, const struct td_st *st, int form, char fingerprint[256], struct td_error *err);
 void td__fingerprint_head(const struct td_ops *ops, int form, char head[96]); /* what it begins with: build, layout, backend, form */

@@ -13,6 +13,7 @@
 
 /* Context, code of cublasLt and of the CUDA module. */
 #define CONTEXT_BYTES ((uint64_t)545 << 20) /* H200, driver 580: 528 to 565 MiB */
+enum { PAGE_BYTES = 4096 };
 #define GIB ((double)(1 << 30))
 #define MIB ((double)(1 << 20))
 
@@ -57,9 +58,19 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 								 .v_heads = c->v_heads, .k_dim = c->k_dim, .v_dim = c->v_dim });
 }
 
-void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS])
+/* Rows of a map in pages, as a table of ints can count them. */
+static struct td_tensor packed(enum td_dtype act, const struct td_linear *w)
+{
+	size_t bytes = (act == TD_BF16 ? td_pack_bytes_cuda : td_pack_bytes_cpu)(w->kind, w->out, w->in, w->group);
+
+	return shape(TD_U8, (int)((bytes + PAGE_BYTES - 1) / PAGE_BYTES), PAGE_BYTES);
+}
+
+void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, const struct td_linear *head,
+			struct td_tensor b[TD_DRAFTER_BUFFERS])
 {
 	int q = c->heads * c->head_dim, kv = c->kv_heads * c->head_dim, block = s->slots * TD_BLOCK_MAX, rows = s->feature_rows;
+	int columns = head ? (head->out + 3) / 4 * 4 : c->vocab; /* the head is the target's, of the same vocabulary (td_pair_check); rows of 16 bytes */
 
 	b[TD_DB_FUSED] = shape(TD_F32, rows, (size_t)c->hidden);
 	b[TD_DB_CONTEXT_ROW] = shape(act, rows, (size_t)c->hidden);
@@ -70,11 +81,13 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 	b[TD_DB_MIXED] = shape(act, block, (size_t)q);
 	b[TD_DB_GATE_UP] = shape(act, block, 2 * (size_t)c->intermediate);
 	b[TD_DB_INNER] = shape(act, block, (size_t)c->intermediate);
-	b[TD_DB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab); /* the head is the target's, of the same vocabulary (td_pair_check) */
+	b[TD_DB_LOGITS] = shape(TD_F32, block, (size_t)columns);
 	b[TD_DB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_DB_IDS] = shape(TD_I32, 1, (size_t)block);
 	b[TD_DB_SAMPLING] = shape(TD_U8, s->slots, sizeof(struct td_sampling));
-	b[TD_DB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = block, .logit_rows = block, .vocab = c->vocab,
+	b[TD_DB_HEAD] = head ? packed(act, head) : shape(TD_U8, 0, 0);
+	b[TD_DB_COLUMNS] = shape(TD_I32, 1, head ? (size_t)head->out : 0);
+	b[TD_DB_SCRATCH] = scratch(act, &(struct td_scratch_of){ .rows = block, .logit_rows = block, .vocab = columns,
 								 .kv_heads = c->kv_heads, .head_dim = c->head_dim });
 }
 
@@ -171,12 +184,12 @@ void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act,
 }
 
 void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
-			     struct td_memplan_worker *w)
+			     const struct td_linear *head, struct td_memplan_worker *w)
 {
 	struct td_tensor b[TD_DRAFTER_BUFFERS];
 
 	memset(w, 0, sizeof(*w));
-	td_drafter_buffers(c, s, act, b);
+	td_drafter_buffers(c, s, act, head, b);
 	w->kv = td_drafter_kv_bytes(c, pool->kv_pages, act);
 	w->buffers = sum(b, TD_DRAFTER_BUFFERS);
 }
@@ -189,7 +202,7 @@ int td_memplan_target(const struct td_ops *ops, const char *dir, int form, const
 	int rc;
 
 	memset(w, 0, sizeof(*w));
-	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, form, &weights, err)))
+	if ((rc = td_target_config_load(dir, &c, err)) || (rc = td_target_weights_plan(ops, dir, form, &weights, NULL, err)))
 		return rc;
 	td_memplan_target_rest(&c, ops->act, s, pool, w);
 	w->weights = weights;
@@ -197,7 +210,7 @@ int td_memplan_target(const struct td_ops *ops, const char *dir, int form, const
 }
 
 int td_memplan_drafter(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
-		       struct td_memplan_worker *w, struct td_error *err)
+		       const struct td_linear *head, struct td_memplan_worker *w, struct td_error *err)
 {
 	struct td_drafter_config c;
 	size_t weights = 0;
@@ -206,7 +219,7 @@ int td_memplan_drafter(const struct td_ops *ops, const char *dir, int form, cons
 	memset(w, 0, sizeof(*w));
 	if ((rc = td_drafter_config_load(dir, &c, err)) || (rc = td_drafter_weights_plan(ops, dir, form, &weights, err)))
 		return rc;
-	td_memplan_drafter_rest(&c, ops->act, s, pool, w);
+	td_memplan_drafter_rest(&c, ops->act, s, pool, head, w);
 	w->weights = weights;
 	return 0;
 }
@@ -219,9 +232,14 @@ static uint64_t worker_sum(const struct td_memplan_worker *w)
 static int whole(const struct td_memplan_of *of, const struct td_ops *ops, struct td_memplan *p, struct td_error *err)
 {
 	int rc = td_memplan_target(ops, of->target_dir, of->form, &of->shm, &of->pool, &p->target, err);
+	struct td_linear head;
+	size_t bytes;
 
+	if (!rc && of->drafter_dir && of->draft_ids)
+		rc = td_target_weights_plan(ops, of->target_dir, of->form, &bytes, &head, err);
+	head.out = of->draft_ids;
 	if (!rc && of->drafter_dir)
-		rc = td_memplan_drafter(ops, of->drafter_dir, of->form, &of->shm, &of->pool, &p->drafter, err);
+		rc = td_memplan_drafter(ops, of->drafter_dir, of->form, &of->shm, &of->pool, of->draft_ids ? &head : NULL, &p->drafter, err);
 	if (rc)
 		return rc;
 	p->exchange = td_exchange_bytes(&of->shm, ops->act);

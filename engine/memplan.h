@@ -22,12 +22,14 @@ enum td_target_buffer {
 enum td_drafter_buffer {
 	TD_DB_FUSED, TD_DB_CONTEXT_ROW, TD_DB_KV_ROW, /* rows of features */
 	TD_DB_X, TD_DB_NORM, TD_DB_WIDE, TD_DB_MIXED, TD_DB_GATE_UP, TD_DB_INNER, TD_DB_TAIL, TD_DB_TAIL_NORM, TD_DB_LOGITS, /* rows of blocks */
-	TD_DB_TABLE, TD_DB_IDS, TD_DB_SAMPLING, TD_DB_SCRATCH,
+	TD_DB_TABLE, TD_DB_IDS, TD_DB_SAMPLING, TD_DB_HEAD, TD_DB_COLUMNS, TD_DB_SCRATCH,
 	TD_DRAFTER_BUFFERS,
 };
 /* Shapes, data NULL; arrays of structs are counted in bytes (U8). Scratch is what the operations are lent (td_ops.lend); 0 rows on the CPU. */
 void td_target_buffers(const struct td_target_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_TARGET_BUFFERS]);
-void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, struct td_tensor b[TD_DRAFTER_BUFFERS]);
+/* head: NULL, or one over some rows of the target's, `out` of them, which the drafter keeps with their ids (its data is not looked at). */
+void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_config *s, enum td_dtype act, const struct td_linear *head,
+			struct td_tensor b[TD_DRAFTER_BUFFERS]);
 static inline size_t td_buffer_bytes(struct td_tensor b)
 {
 	return (size_t)b.rows * (size_t)b.cols * td_dtype_size(b.dtype);
@@ -75,6 +77,7 @@ struct td_memplan_of {
 	const char *target_dir, *drafter_dir;
 	const char *device; /* "cpu", "cuda" */
 	int form; /* struct td_load */
+	int draft_ids; /* rows of the head that drafts are chosen from; 0: all */
 	struct td_shm_config shm;
 	struct td_pool pool;
 };
@@ -84,12 +87,12 @@ int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct
 int td_memplan_target(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
 		      struct td_memplan_worker *w, struct td_error *err);
 int td_memplan_drafter(const struct td_ops *ops, const char *dir, int form, const struct td_shm_config *s, const struct td_pool *pool,
-		       struct td_memplan_worker *w, struct td_error *err);
+		       const struct td_linear *head, struct td_memplan_worker *w, struct td_error *err);
 /* The same without weights, for an arena that is there already. */
 void td_memplan_target_rest(const struct td_target_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
 			    struct td_memplan_worker *w);
 void td_memplan_drafter_rest(const struct td_drafter_config *c, enum td_dtype act, const struct td_shm_config *s, const struct td_pool *pool,
-			     struct td_memplan_worker *w);
+			     const struct td_linear *head, struct td_memplan_worker *w);
 /* How many of the plan's `states` checkpoints fit beside the rest, when `reserve` bytes of what is free are for others. */
 int td_memplan_states(const struct td_memplan_worker *w, int states, uint64_t free_bytes, uint64_t reserve);
 /* TD_E_NOMEM with what to lower when the worker's part (its context is taken already) is larger than what is free. */

@@ -163,8 +163,9 @@ int td_drafter_weights_take(const struct td_ops *ops, struct td_dev *dev, struct
 /* The configuration alone, for who maps another's arena. */
 int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const struct td_arena *arena, int form, struct td_target_config *c,
 			     struct td_error *err);
-/* Bytes of the arena that load would make, from the files' headers. Of `ops` only name and pack_bytes are used. */
-int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
+/* Bytes of the arena that load would make, from the files' headers. Of `ops` only name and pack_bytes are used. *head, where not NULL: the target's, without
+ * its data. */
+int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_linear *head, struct td_error *err);
 int td_drafter_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err);
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w);
 void td_drafter_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_drafter_weights *w);

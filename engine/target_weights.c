@@ -188,9 +188,17 @@ int td_target_weights_config(const struct td_ops *ops, struct td_dev *dev, const
 	return rc;
 }
 
-int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_error *err)
+int td_target_weights_plan(const struct td_ops *ops, const char *dir, int form, size_t *bytes, struct td_linear *head_of, struct td_error *err)
 {
-	return td__weights_plan(&kind, ops, dir, form, bytes, err);
+	void *w;
+	int rc = td__weights_plan(&kind, ops, dir, form, bytes, &w, err);
+
+	if (!rc && head_of) {
+		*head_of = ((struct td_target_weights *)w)->head;
+		head_of->data = NULL;
+	}
+	free(w);
+	return rc;
 }
 
 void td_target_weights_free(const struct td_ops *ops, struct td_dev *dev, struct td_target_weights *w)

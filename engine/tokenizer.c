@@ -43,6 +43,11 @@ int td_tokenizer_is_special(const struct td_tokenizer *t, int id)
 	return id >= 0 && id < t->bpe.n_tokens && (t->bpe.token[id].flags & TD__TOKEN_SPECIAL);
 }
 
+int td_tokenizer_is_added(const struct td_tokenizer *t, int id)
+{
+	return id >= 0 && id < t->bpe.n_tokens && (t->bpe.token[id].flags & TD__TOKEN_ADDED);
+}
+
 const char *td_token_bytes(const struct td_tokenizer *t, int id, size_t *n)
 {
 	*n = 0;

@@ -23,6 +23,7 @@ int td_tokenizer_size(const struct td_tokenizer *t); /* highest id + 1 */
 /* id of an added token by its exact text, or -1 */
 int td_tokenizer_added(const struct td_tokenizer *t, const char *text);
 int td_tokenizer_is_special(const struct td_tokenizer *t, int id);
+int td_tokenizer_is_added(const struct td_tokenizer *t, int id);
 
 struct td_ids {
 	int32_t *id;

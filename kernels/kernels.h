@@ -86,6 +86,13 @@ struct td_linear_part {
 	const void *scale; /* INT4: (out, in/group) bf16 */
 };
 
+/* Ids that a row of logits is about, where it is not about all of them: column c stands for id[c]. A head over a few rows of the vocabulary makes such. */
+struct td_columns {
+	const int32_t *id; /* device (n), ascending */
+	int n;
+	int vocab; /* V: columns of a row about all ids */
+};
+
 /* ---- the batch -------------------------------------------------------------------------------------------------------------------- */
 
 /* TD_COMMIT_END: the last rows are a prompt's last, and however the prompt is cut, what is left after its last whole block (of 256 on a GPU) comes in one
@@ -258,6 +265,9 @@ struct td_ops {
 	/* weights */
 	size_t (*pack_bytes)(enum td_weight_kind kind, int out, int in, int group);
 	int (*pack)(struct td_dev *, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *);
+	/* Some rows of a packed map (not a paired one), as a map of their own: w's row i is row id[i] of `from`, with its bits. w has kind, in and group of
+	 * `from` and memory for w->out rows. */
+	void (*pack_rows)(struct td_dev *, const struct td_linear *from, const int32_t *id /* device (w->out), below from->out */, const struct td_linear *w);
 
 	/* a step */
 	void (*batch_set)(struct td_dev *, struct td_batch *b);
@@ -308,9 +318,11 @@ struct td_ops {
 	void (*counts_add)(struct td_dev *, uint16_t *counts, const int32_t *ids /* device */, int n);
 
 	/* Draft: logits (sum of rows-1, V) of rows 1.. of each sequence -> draft[slot]. Greedy: argmax, lowest id on a tie. With temperature: the
-	 * processed distribution cut to its TD_CAND_MAX best, one draw each (TD_PROPOSE). ids >= vocab_real are never proposed. */
-	void (*propose)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling /* (S) */,
-			const uint16_t *counts /* (S, V) */, struct td_draft *draft /* (S) */);
+	 * processed distribution cut to its TD_CAND_MAX best, one draw each (TD_PROPOSE). ids >= vocab_real are never proposed.
+	 * of: NULL, or what the n columns of the logits stand for, each below vocab_real: the distribution is over these ids; settings, counts and drafts
+	 * speak of ids as ever. */
+	void (*propose)(struct td_dev *, const struct td_batch *b, struct td_tensor logits, const struct td_columns *of, int vocab_real,
+			const struct td_sampling *sampling /* (S) */, const uint16_t *counts /* (S, V) */, struct td_draft *draft /* (S) */);
 	/* Verify: logits (R, V), drafts as the block's ids were. Greedy: longest match; else exact rejection sampling (dflash 2.3.4). Writes the
 	 * verdict of sequence i to verdict[i] (of it n tokens and log-probabilities, n_top best ones each), its last token to anchor[slot], and adds the
 	 * tokens to counts where the settings have penalties. Row j decides position pos0 + j + 1. With rows == 1 it is plain sampling.
@@ -321,9 +333,10 @@ struct td_ops {
 	/* Before accept, for constrained output: each of n lines is one bit per id of V, then the number of a row of logits; in that row the ids whose bit
 	 * is 0 become -inf. No bias brings them back, and log-probabilities are those of what is left. */
 	void (*mask)(struct td_dev *, struct td_tensor logits /* F32 (R, V) */, const uint32_t *line /* device (n, TD_MASK_WORDS(V) + 1) */, int n);
-	/* After a head in 4 bits: of each row the TD_RESCORE largest logits of ids below vocab_real (the lower id on a tie) become x times the table's rows. */
-	void (*rescore)(struct td_dev *, struct td_tensor x /* act (R, H) */, struct td_tensor table /* bf16 (V, H) */, struct td_tensor logits /* F32 (R, V) */,
-			int vocab_real);
+	/* After a head in 4 bits: of each row the TD_RESCORE largest logits of ids below vocab_real (the lower id on a tie) become x times the table's rows.
+	 * of: as for propose. */
+	void (*rescore)(struct td_dev *, struct td_tensor x /* act (R, H) */, struct td_tensor table /* bf16 (V, H) */, struct td_tensor logits /* F32 (R, V or n) */,
+			const struct td_columns *of, int vocab_real);
 
 	/* recorded steps (struct td_replay) */
 	/* Sets the batches; n_rows, max_rows and max_ctx may come back larger, up to whole blocks, so that steps of nearly the same form become the same: rows

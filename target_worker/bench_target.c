@@ -207,12 +207,12 @@ static void op_accept(struct td__bench *b, struct td__work *w)
 
 static void op_propose(struct td__bench *b, struct td__work *w)
 {
-	b->ops->propose(b->dev, &w->batch, w->x, w->x.cols, w->sampling, w->counts, w->draft);
+	b->ops->propose(b->dev, &w->batch, w->x, NULL, w->x.cols, w->sampling, w->counts, w->draft);
 }
 
 static void op_rescore(struct td__bench *b, struct td__work *w)
 {
-	b->ops->rescore(b->dev, w->x, w->table, w->y, w->y.cols);
+	b->ops->rescore(b->dev, w->x, w->table, w->y, NULL, w->y.cols);
 }
 
 /* What follows a head in 4 bits: the rows of the table in BF16 that its best logits are made of again. */

@@ -83,7 +83,7 @@ struct td_tensor td__target_head(struct td_target *t, struct td_tensor rows)
 	probe(t, "hidden", t->w->cfg.layers, norm);
 	t->ops->linear(t->dev, norm, &t->w->head, logits, 0);
 	if (t->w->exact.data)
-		t->ops->rescore(t->dev, norm, t->w->exact, logits, t->o.vocab_real);
+		t->ops->rescore(t->dev, norm, t->w->exact, logits, NULL, t->o.vocab_real);
 	probe(t, "logits", 0, logits);
 	return logits;
 }

@@ -24,6 +24,7 @@ const struct td_ops td_cpu_ops = {
 
 	.pack_bytes = td__pack_bytes,
 	.pack = td__pack,
+	.pack_rows = td__pack_rows,
 
 	.batch_set = td__batch_set,
 	.embed = td__embed,

@@ -94,6 +94,7 @@ double td__elapsed_us(struct td_dev *, int from, int to);
 
 size_t td__pack_bytes(enum td_weight_kind kind, int out, int in, int group);
 int td__pack(struct td_dev *, const struct td_linear *w, const struct td_linear_part *part, int n_part, struct td_error *);
+void td__pack_rows(struct td_dev *, const struct td_linear *from, const int32_t *id, const struct td_linear *w);
 void td__linear(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 
 void td__rms_norm(struct td_dev *, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
@@ -120,12 +121,12 @@ void td__attention(struct td_dev *, const struct td_attn *w, const struct td_kv 
 void td__draft_context(struct td_dev *, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b, struct td_tensor kvrow);
 void td__draft_attention(struct td_dev *, const struct td_attn *w, const struct td_kv *kv, const struct td_batch *b, struct td_tensor qkv, struct td_tensor out);
 
-void td__propose(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
-		 const uint16_t *counts, struct td_draft *draft);
+void td__propose(struct td_dev *, const struct td_batch *b, struct td_tensor logits, const struct td_columns *of, int vocab_real,
+		 const struct td_sampling *sampling, const uint16_t *counts, struct td_draft *draft);
 void td__accept(struct td_dev *, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
 		const struct td_draft *draft, uint16_t *counts, int32_t *anchor, struct td_verdict *verdict);
 void td__mask(struct td_dev *, struct td_tensor logits, const uint32_t *line, int n);
-void td__rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab);
+void td__rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, const struct td_columns *of, int vocab);
 void td__assume(struct td_dev *, const struct td_batch *b, struct td_tensor logits, const struct td_draft *draft, const struct td_sampling *sampling);
 
 /* ---- arithmetic ------------------------------------------------------------------------------------------------------------------- */

@@ -78,6 +78,15 @@ int td__pack(struct td_dev *dev, const struct td_linear *w, const struct td_line
 	return 0;
 }
 
+void td__pack_rows(struct td_dev *dev, const struct td_linear *from, const int32_t *id, const struct td_linear *w)
+{
+	size_t row = row_bytes(w->kind, w->in, w->group);
+
+	(void)dev;
+	for (int i = 0; i < w->out; i++)
+		memcpy((uint8_t *)w->data + (size_t)i * row, (const uint8_t *)from->data + (size_t)id[i] * row, row);
+}
+
 /* ---- expansion -------------------------------------------------------------------------------------------------------------------- */
 
 TD__INLINE void expand_bf16(float *dst, const uint16_t *src, int n)

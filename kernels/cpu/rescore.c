@@ -6,6 +6,7 @@
 struct job {
 	struct td_dev *dev;
 	struct td_tensor x, table, logits;
+	const int32_t *id; /* of each column of the logits, NULL: itself */
 	int vocab;
 };
 
@@ -41,9 +42,11 @@ TD__INLINE void row_body(const struct job *j, int r, float *row)
 {
 	int best[TD_RESCORE], n = find_best(td__row(&j->logits, r), j->vocab, best);
 
-	for (int k = 0; k < n; k++)
-		td__row(&j->logits, r)[best[k]] =
-			product_body(td__row(&j->x, r), (const uint16_t *)j->table.data + (size_t)best[k] * (size_t)j->table.ld, row, j->x.cols);
+	for (int k = 0; k < n; k++) {
+		size_t at = (size_t)(j->id ? j->id[best[k]] : best[k]) * (size_t)j->table.ld;
+
+		td__row(&j->logits, r)[best[k]] = product_body(td__row(&j->x, r), (const uint16_t *)j->table.data + at, row, j->x.cols);
+	}
 }
 TD__DISPATCH(row, (const struct job *j, int r, float *scratch), (j, r, scratch))
 
@@ -54,10 +57,11 @@ static void item(void *job, int r, int thread)
 	row(j, r, j->dev->scratch[thread].mem);
 }
 
-void td__rescore(struct td_dev *dev, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab)
+void td__rescore(struct td_dev *dev, struct td_tensor x, struct td_tensor table, struct td_tensor logits, const struct td_columns *of, int vocab)
 {
-	struct job job = { dev, x, table, logits, vocab };
+	struct job job = { dev, x, table, logits, of ? of->id : NULL, of ? of->n : vocab };
 
+	vocab = job.vocab;
 	if (x.dtype != TD_F32 || table.dtype != TD_BF16 || logits.dtype != TD_F32 || x.cols != table.cols || x.rows != logits.rows || vocab > table.rows ||
 	    vocab > logits.cols) {
 		td__fail(dev, TD_E_INTERNAL, "rescore: x (%d, %d), table (%d, %d), logits (%d, %d) of %d ids do not fit", x.rows, x.cols, table.rows, table.cols,

@@ -20,7 +20,9 @@ struct job {
 	struct td_dev *dev;
 	const struct td_batch *b;
 	struct td_tensor logits;
-	int vocab; /* real ids */
+	int vocab; /* real ids; of a proposal from some ids, the columns of these */
+	int wide; /* columns of a row of counts */
+	const int32_t *id; /* of each column, NULL: itself */
 	const struct td_sampling *sampling;
 	const uint16_t *counts;
 	uint16_t *counts_out;
@@ -56,30 +58,58 @@ static int penalises(const struct td_sampling *s)
 	return (s->repetition > 0 && s->repetition != 1) || s->presence != 0 || s->frequency != 0;
 }
 
-/* Bias and penalties into l (vocab). `extra`: tokens to count as output on top of `counts`. */
-static void adjust(const struct td_sampling *s, const float *logits, const uint16_t *counts, const int32_t *extra, int n_extra, int vocab, float *l)
+/* The column of an id, or -1. */
+static int column_of(const int32_t *id, int vocab, int32_t token)
+{
+	int low = 0, high = vocab;
+
+	if (!id)
+		return token >= 0 && token < vocab ? token : -1;
+	while (low < high) {
+		int mid = (low + high) / 2;
+
+		if (id[mid] < token)
+			low = mid + 1;
+		else
+			high = mid;
+	}
+	return low < vocab && id[low] == token ? low : -1;
+}
+
+/* Bias and penalties into l (vocab), whose columns stand for `id`. `extra`: tokens to count as output on top of `counts`, each of a column. */
+static void adjust(const struct td_sampling *s, const float *logits, const int32_t *id, const uint16_t *counts, const int32_t *extra, int n_extra, int vocab,
+		   float *l)
 {
 	float before[TD_DRAFT_MAX];
+	int column[TD_DRAFT_MAX];
 
 	for (int i = 0; i < vocab; i++)
 		l[i] = sane(logits[i]);
-	for (int i = 0; i < s->n_bias && i < TD_BIAS_MAX; i++)
-		if (s->bias_id[i] >= 0 && s->bias_id[i] < vocab)
-			l[s->bias_id[i]] = sane(l[s->bias_id[i]] + s->bias[i]);
+	for (int i = 0; i < s->n_bias && i < TD_BIAS_MAX; i++) {
+		int at = column_of(id, vocab, s->bias_id[i]);
+
+		if (at >= 0)
+			l[at] = sane(l[at] + s->bias[i]);
+	}
 	if (!penalises(s))
 		return;
-	for (int i = 0; i < n_extra; i++)
-		before[i] = l[extra[i]];
-	for (int i = 0; i < vocab; i++)
-		if (counts[i])
-			l[i] = penalise(s, l[i], counts[i]);
+	for (int i = 0; i < n_extra; i++) {
+		column[i] = column_of(id, vocab, extra[i]);
+		before[i] = l[column[i]];
+	}
+	for (int i = 0; i < vocab; i++) {
+		uint16_t count = counts[id ? id[i] : i];
+
+		if (count)
+			l[i] = penalise(s, l[i], count);
+	}
 	for (int i = 0; i < n_extra; i++) {
 		uint16_t count = counts[extra[i]];
 
 		for (int e = 0; e < n_extra; e++)
 			if (extra[e] == extra[i])
 				td__count_token(&count);
-		l[extra[i]] = penalise(s, before[i], count);
+		l[column[i]] = penalise(s, before[i], count);
 	}
 }
 
@@ -189,7 +219,7 @@ static int draw(const float *w, int vocab, double total, float u)
 
 /* ---- propose ---------------------------------------------------------------------------------------------------------------------- */
 
-static void propose_sampled(const struct td_sampling *s, float *l, int vocab, uint32_t position, struct td_draft *d, int at)
+static void propose_sampled(const struct td_sampling *s, float *l, const int32_t *id, int vocab, uint32_t position, struct td_draft *d, int at)
 {
 	double total, sum = 0;
 	float q[TD_CAND_MAX];
@@ -204,7 +234,7 @@ static void propose_sampled(const struct td_sampling *s, float *l, int vocab, ui
 
 		if (share <= 0)
 			continue;
-		d->cand[at][n] = i;
+		d->cand[at][n] = id ? id[i] : i;
 		d->q[at][n] = q[n] = share;
 		sum += share;
 		n++;
@@ -218,7 +248,7 @@ static void propose_item(void *job, int index, int thread)
 	const struct job *j = job;
 	const struct td_seq *seq = &j->b->dev[index];
 	const struct td_sampling *s = &j->sampling[seq->slot];
-	const uint16_t *counts = j->counts + (size_t)seq->slot * (size_t)j->logits.cols;
+	const uint16_t *counts = j->counts + (size_t)seq->slot * (size_t)j->wide;
 	struct td_draft *d = &j->proposal[seq->slot];
 	float *l = j->dev->scratch[thread].mem;
 	int row = 0;
@@ -227,12 +257,14 @@ static void propose_item(void *job, int index, int thread)
 		row += j->b->dev[i].rows - 1;
 	d->n = seq->rows - 1;
 	for (int i = 0; i < d->n; i++) {
-		adjust(s, td__row(&j->logits, row + i), counts, d->token, i, j->vocab, l);
+		adjust(s, td__row(&j->logits, row + i), j->id, counts, d->token, i, j->vocab, l);
 		if (s->temperature > 0) {
-			propose_sampled(s, l, j->vocab, (uint32_t)(seq->pos0 + i + 1), d, i);
+			propose_sampled(s, l, j->id, j->vocab, (uint32_t)(seq->pos0 + i + 1), d, i);
 		} else {
+			int at = best(l, j->vocab);
+
 			d->n_cand[i] = 0;
-			d->token[i] = best(l, j->vocab);
+			d->token[i] = j->id ? j->id[at] : at;
 		}
 	}
 }
@@ -252,11 +284,18 @@ static int rows_ok(struct td_dev *dev, const char *op, const struct job *j)
 	return !td__scratch_need(dev, (size_t)j->logits.cols * sizeof(float));
 }
 
-void td__propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
-		 const uint16_t *counts, struct td_draft *draft)
+void td__propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, const struct td_columns *of, int vocab_real,
+		 const struct td_sampling *sampling, const uint16_t *counts, struct td_draft *draft)
 {
 	struct job job = { .dev = dev, .b = b, .logits = logits, .vocab = vocab_real < logits.cols ? vocab_real : logits.cols, .sampling = sampling };
 
+	job.wide = of ? of->vocab : logits.cols;
+	job.id = of ? of->id : NULL;
+	if (of && of->n != logits.cols) {
+		td__fail(dev, TD_E_INTERNAL, "propose: %d columns of logits for %d ids", logits.cols, of->n);
+		return;
+	}
+	job.vocab = of ? of->n : job.vocab;
 	job.counts = counts;
 	job.proposal = draft;
 	if (rows_ok(dev, "propose", &job))
@@ -397,7 +436,7 @@ static void accept_item(void *job, int index, int thread)
 	const struct td_sampling *s = &j->sampling[seq->slot];
 	const struct td_draft *d = seq->rows > 1 ? &j->draft[seq->slot] : NULL;
 	struct td_verdict *v = &j->verdict[index];
-	uint16_t *counts = j->counts_out + (size_t)seq->slot * (size_t)j->logits.cols;
+	uint16_t *counts = j->counts_out + (size_t)seq->slot * (size_t)j->wide;
 	float *l = j->dev->scratch[thread].mem;
 	int n_top = s->logprobs < 0 ? 0 : s->logprobs > TD_TOP_MAX ? TD_TOP_MAX : s->logprobs, accepted = 1;
 
@@ -408,7 +447,7 @@ static void accept_item(void *job, int index, int thread)
 		int token;
 
 		/* The counts hold the drafts accepted so far, so this row sees the penalties of its own past. */
-		adjust(s, logits, counts, NULL, 0, j->vocab, l);
+		adjust(s, logits, NULL, counts, NULL, 0, j->vocab, l);
 		token = decide(s, l, j->vocab, (uint32_t)(seq->pos0 + r + 1), d, r + 1 < seq->rows ? r : -1, &accepted);
 		v->logprob[r] = 0;
 		if (s->logprobs >= 0)
@@ -425,6 +464,7 @@ void td__accept(struct td_dev *dev, const struct td_batch *b, struct td_tensor l
 {
 	struct job job = { .dev = dev, .b = b, .logits = logits, .vocab = vocab_real < logits.cols ? vocab_real : logits.cols, .sampling = sampling };
 
+	job.wide = logits.cols;
 	job.counts_out = counts;
 	job.draft = draft;
 	job.anchor = anchor;

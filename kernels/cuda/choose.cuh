@@ -83,24 +83,30 @@ static __device__ __forceinline__ int penalises(const struct td_sampling *s)
 struct adjust {
 	const struct td_sampling *s;
 	const uint16_t *counts; /* (V) */
+	const int32_t *ids; /* what the columns stand for, NULL: themselves */
 	const struct adjust_shared *sh;
 	int n_bias, n_extra, penalties;
 };
 
-/* For ids [from, to). Fills the lists; all threads of a block call it. `extra`: tokens to count as output on top of `counts`. */
-static __device__ __forceinline__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *extra, int n_extra, int from,
-				   int to, struct adjust_shared *sh)
+/* For columns [from, to). Fills the lists; all threads of a block call it. `extra`: tokens to count as output on top of `counts`. */
+static __device__ __forceinline__ void adjust_init(struct adjust *a, const struct td_sampling *s, const uint16_t *counts, const int32_t *ids, const int32_t *extra,
+						   int n_extra, int from, int to, struct adjust_shared *sh)
 {
 	int n_bias = s->n_bias < 0 ? 0 : s->n_bias > TD_BIAS_MAX ? TD_BIAS_MAX : s->n_bias, lane = threadIdx.x & 31, n = 0;
 
 	a->s = s;
 	a->counts = counts;
+	a->ids = ids;
 	a->sh = sh;
 	a->n_bias = 0;
 	a->penalties = penalises(s);
 	a->n_extra = a->penalties ? n_extra : 0;
 	if (!n_bias && !a->n_extra)
 		return;
+	if (ids) {
+		from = ids[from];
+		to = ids[to - 1] + 1;
+	}
 	__syncthreads();
 	if (threadIdx.x < 32) { /* in their order: an id may come twice, and float sums have an order */
 		for (int i0 = 0; i0 < n_bias; i0 += 32) {
@@ -123,8 +129,9 @@ static __device__ __forceinline__ void adjust_init(struct adjust *a, const struc
 	a->n_bias = sh->n_bias;
 }
 
-static __device__ __forceinline__ float adjusted(const struct adjust &a, float logit, int id)
+static __device__ __forceinline__ float adjusted(const struct adjust &a, float logit, int column)
 {
+	int id = a.ids && (a.n_bias || a.penalties) ? a.ids[column] : column;
 	float l = sane(logit);
 
 	for (int i = 0; i < a.n_bias; i++)

@@ -182,6 +182,7 @@ void td__cuda_batch_set(struct td_dev *, struct td_batch *);
 
 size_t td__cuda_pack_bytes(enum td_weight_kind, int out, int in, int group);
 int td__cuda_pack(struct td_dev *, const struct td_linear *, const struct td_linear_part *, int, struct td_error *);
+void td__cuda_pack_rows(struct td_dev *, const struct td_linear *, const int32_t *, const struct td_linear *);
 void td__cuda_linear(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, int);
 /* up to TD_CUDA_SMALL rows, row-invariant */
 enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
@@ -224,6 +225,7 @@ int td__cuda_paired(const struct td_linear *w); /* a map of gate|up that is pack
 void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y); /* of a paired map: swiglu */
 /* y += W x; or, where it is made in slices (more than 0 returned), their sums (slices, rows, wide), which are still to be added in order. */
 int td__cuda_int4_slices(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int *wide, const float **partial);
+void td__cuda_int4_rows(struct td_dev *, const struct td_linear *from, const int32_t *id, const struct td_linear *w);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
 /* blocks of prompts and long rests of them */
@@ -253,11 +255,12 @@ void td__cuda_verify_ids(struct td_dev *, const struct td_batch *, const int32_t
 void td__cuda_mask_ids(struct td_dev *, const struct td_batch *, const int32_t *, int32_t, int32_t *);
 void td__cuda_counts_reset(struct td_dev *, uint16_t *, int, const int32_t *, int);
 void td__cuda_counts_add(struct td_dev *, uint16_t *, const int32_t *, int);
-void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const uint16_t *, struct td_draft *);
+void td__cuda_propose(struct td_dev *, const struct td_batch *, struct td_tensor, const struct td_columns *, int, const struct td_sampling *, const uint16_t *,
+		      struct td_draft *);
 void td__cuda_accept(struct td_dev *, const struct td_batch *, struct td_tensor, int, const struct td_sampling *, const struct td_draft *, uint16_t *,
 		     int32_t *, struct td_verdict *);
 void td__cuda_mask(struct td_dev *, struct td_tensor, const uint32_t *, int);
-void td__cuda_rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab);
+void td__cuda_rescore(struct td_dev *, struct td_tensor x, struct td_tensor table, struct td_tensor logits, const struct td_columns *of, int vocab);
 
 int td__cuda_replay_open(struct td_dev *);
 void td__cuda_replay_close(struct td_dev *);

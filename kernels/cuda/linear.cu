@@ -89,6 +89,20 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 	return td__cuda_sync(dev, err);
 }
 
+void td__cuda_pack_rows(struct td_dev *dev, const struct td_linear *from, const int32_t *id, const struct td_linear *w)
+{
+	struct td_tensor all = {from->data, TD_BF16, from->out, from->in, from->in}, some = {w->data, TD_BF16, w->out, w->in, w->in};
+
+	if (dev->error.code)
+		return;
+	if (w->kind != from->kind || w->in != from->in || w->group != from->group || td__cuda_paired(from))
+		td__cuda_fail(dev, TD_E_INTERNAL, "pack_rows: from a map of %d columns, group %d, to one of %d, group %d", from->in, from->group, w->in, w->group);
+	else if (w->kind == TD_W_BF16)
+		td__cuda_embed(dev, all, id, some);
+	else
+		td__cuda_int4_rows(dev, from, id, w);
+}
+
 /* ---- the product ------------------------------------------------------------------------------------------------------------------- */
 
 /* Rows of a call that go one way: a block of a prompt, or up to TD_CUDA_SMALL rows of what lies between blocks. Begins as {0}. */

@@ -111,6 +111,55 @@ void td__cuda_int4_repack(struct td_dev *dev, const struct td_linear *w, int til
 	td__cuda_launched(dev, "packing INT4 weights");
 }
 
+/* One thread makes one word, of two rows: each takes its nibbles, every other one, from where the row lies in `src`. */
+static __global__ void pick_weights(uint32_t *dst, const uint32_t *src, const int32_t *id, int rows, int chunks, int parts, size_t words)
+{
+	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+	struct place p = place_of(i, chunks, parts);
+	uint32_t v = 0;
+
+	if (i >= words)
+		return;
+	for (int upper = 0; upper < 2; upper++) {
+		int row = p.tile * TILE + p.g + 8 * upper, from;
+		uint32_t codes = 0x08080808u;
+
+		if (row < rows) {
+			from = id[row];
+			codes = src[place_of((((size_t)(from / TILE) * chunks + (i >> 8) % chunks) << 8) + (i & 0x8f) + (from % 8 << 4), chunks, parts).at];
+			codes = (codes >> 3 | codes << 29) >> (from & 8 ? 4 : 0) & 0x0f0f0f0fu;
+		}
+		v |= codes << (4 * upper);
+	}
+	dst[p.at] = v << 3 | v >> 29;
+}
+
+static __global__ void pick_scales(bf16 *dst, const bf16 *src, const int32_t *id, int rows, int chunks, int parts, size_t n)
+{
+	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x, chunk = i / (16 * parts), size = 512 + 16 * parts;
+	int row = (int)(chunk / chunks) * TILE + (int)(i >> 1 & 7) + 8 * (int)(i & 1), part = (int)(i >> 4) % parts, from;
+	bf16 scale = __float2bfloat16(0.0f);
+
+	if (i >= n)
+		return;
+	if (row < rows) {
+		from = id[row];
+		scale = src[((size_t)(from / TILE) * chunks + chunk % chunks) * size + 512 + part * 16 + from % 8 * 2 + from / 8 % 2];
+	}
+	dst[chunk * size + 512 + i % (16 * parts)] = scale;
+}
+
+/* Rows `id` of a map that isn't paired, as a map of their own. */
+void td__cuda_int4_rows(struct td_dev *dev, const struct td_linear *from, const int32_t *id, const struct td_linear *w)
+{
+	int chunks = div_up(w->in, CHUNK), parts = parts_of(w);
+	size_t words = (size_t)div_up(w->out, TILE) * chunks * 256, scales = words / 16 * parts;
+
+	pick_weights<<<(unsigned)((words + 255) / 256), 256, 0, dev->stream>>>((uint32_t *)w->data, (const uint32_t *)from->data, id, w->out, chunks, parts, words);
+	pick_scales<<<(unsigned)((scales + 255) / 256), 256, 0, dev->stream>>>((bf16 *)w->data, (const bf16 *)from->data, id, w->out, chunks, parts, scales);
+	td__cuda_launched(dev, "picking rows of INT4 weights");
+}
+
 /* Four weights of a row (registers r and r + 2), each rounded once. */
 static __device__ __forceinline__ uint2 scaled(uint32_t a, uint32_t b, __nv_bfloat162 scale)
 {

@@ -23,6 +23,7 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_checksum,
 	td__cuda_pack_bytes,
 	td__cuda_pack,
+	td__cuda_pack_rows,
 	td__cuda_batch_set,
 	td__cuda_embed,
 	td__cuda_rms_norm,

@@ -12,7 +12,7 @@
  * one out of the registers round by round instead costs ten times as many instructions: that is left for blocks where too many reach the mark (ties, or
  * warps without a number).
  *
- * What must never happen: an id from anywhere but the place of a logit.
+ * What must never happen: an id from anywhere but the place of a logit, or what the caller says that place stands for.
  */
 #include "kernels/cuda/internal.cuh"
 
@@ -157,7 +157,7 @@ static __device__ __forceinline__ float product(const bf16 *x, const bf16 *w, in
 }
 
 static __global__ void __launch_bounds__(THREADS) rescore_kernel(const rank_t *found, int n, const bf16 *x, int ldx, const bf16 *table, int ldw, int cols, int by8,
-								  float *logits, int ld)
+								  const int32_t *ids, float *logits, int ld)
 {
 	__shared__ rank_t list[KEYS_MAX], most[WARPS], chosen[TD_RESCORE];
 	__shared__ int left;
@@ -189,22 +189,26 @@ static __global__ void __launch_bounds__(THREADS) rescore_kernel(const rank_t *f
 	__syncthreads();
 	if (chosen[warp]) {
 		int id = (int)~(uint32_t)chosen[warp];
-		float y = product(x + (size_t)blockIdx.x * ldx, table + (size_t)id * ldw, cols, by8, lane);
+		float y = product(x + (size_t)blockIdx.x * ldx, table + (size_t)(ids ? ids[id] : id) * ldw, cols, by8, lane);
 
 		if (lane == 0)
 			logits[(size_t)blockIdx.x * ld + id] = y;
 	}
 }
 
-void td__cuda_rescore(struct td_dev *dev, struct td_tensor x, struct td_tensor table, struct td_tensor logits, int vocab)
+void td__cuda_rescore(struct td_dev *dev, struct td_tensor x, struct td_tensor table, struct td_tensor logits, const struct td_columns *of, int vocab)
 {
-	int blocks = div_up(vocab, THREADS * PER_LANE), span = div_up(vocab, blocks * WARPS), n = blocks * TD_RESCORE;
+	int blocks, span, n;
 	int by8 = x.cols % 8 == 0 && x.ld % 8 == 0 && table.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0 && (uintptr_t)table.data % 16 == 0;
 	rank_t *found;
 
 	if (dev->error.code || logits.rows == 0 || td__cuda_type(dev, logits, TD_F32, "rescore") || td__cuda_type(dev, x, TD_BF16, "rescore") ||
 	    td__cuda_type(dev, table, TD_BF16, "rescore"))
 		return;
+	vocab = of ? of->n : vocab;
+	blocks = div_up(vocab, THREADS * PER_LANE);
+	span = div_up(vocab, blocks * WARPS);
+	n = blocks * TD_RESCORE;
 	if (n > KEYS_MAX) {
 		td__cuda_fail(dev, TD_E_UNSUPPORTED, "rescore: %d ids are more than %d", vocab, KEYS_MAX / TD_RESCORE * THREADS * PER_LANE);
 		return;
@@ -214,5 +218,5 @@ void td__cuda_rescore(struct td_dev *dev, struct td_tensor x, struct td_tensor t
 		return;
 	td__cuda_launch(dev, "rescore", find_kernel, dim3(blocks, logits.rows), THREADS, 0, (const float *)logits.data, logits.ld, vocab, span, found);
 	td__cuda_launch(dev, "rescore", rescore_kernel, logits.rows, THREADS, 0, (const rank_t *)found, n, (const bf16 *)x.data, x.ld, (const bf16 *)table.data,
-			table.ld, x.cols, by8, (float *)logits.data, logits.ld);
+			table.ld, x.cols, by8, of ? of->id : (const int32_t *)NULL, (float *)logits.data, logits.ld);
 }

@@ -12,6 +12,9 @@
  *
  * Nothing that the host decides here hangs on settings, drafts or counts: a captured call serves any of them.
  *
+ * A proposal may be over some ids only (struct td_columns). All counting, cutting and drawing is by columns then, whose order is that of their ids; bias,
+ * penalties and what is written speak of ids.
+ *
  * What must never happen: a token id outside [0, vocab) committed, or one from device memory used as an index before it was compared.
  */
 #include "kernels/cuda/shortlist.cuh"
@@ -27,7 +30,8 @@ struct sample_args {
 	const struct td_seq *seq;
 	int n_seq;
 	const float *logits;
-	int ld, vocab, wide, pieces; /* wide: columns of a row of counts */
+	const int32_t *id; /* propose: what the columns stand for, NULL: themselves. "Column" and "id" are one thing where that is so */
+	int ld, vocab, wide, pieces; /* vocab: columns; wide: of a row of counts */
 	int aligned; /* rows of logits begin at multiples of 16 bytes */
 	int propose; /* 1: logit rows are those of rows 1.., numbered through */
 	const struct td_sampling *sampling;
@@ -86,6 +90,11 @@ static __device__ __forceinline__ int owner(const struct sample_args &p, int row
 		}
 	}
 	return -1;
+}
+
+static __device__ __forceinline__ int id_at(const struct sample_args &p, int column)
+{
+	return p.id ? p.id[column] : column;
 }
 
 static __device__ __forceinline__ int greedy(const struct td_sampling *s)
@@ -163,7 +172,7 @@ static __global__ void __launch_bounds__(SCAN, 5) scan_kernel(const __grid_const
 	set = &p.sampling[p.seq[i].slot];
 	if (p.propose && penalises(set))
 		return;
-	adjust_init(&a, set, p.counts + (size_t)p.seq[i].slot * p.wide, p.propose ? NULL : p.draft[p.seq[i].slot].token, p.propose ? 0 : r, from, end,
+	adjust_init(&a, set, p.counts + (size_t)p.seq[i].slot * p.wide, p.id, p.propose ? NULL : p.draft[p.seq[i].slot].token, p.propose ? 0 : r, from, end,
 		    &sh.adjust);
 	if (a.n_bias || a.penalties) {
 #pragma unroll
@@ -210,7 +219,8 @@ static __device__ mass_t pool_of_row(struct choose_shared *sh, const struct samp
 /* ---- propose ----------------------------------------------------------------------------------------------------------------------- */
 
 /* The pool's shares as the proposal's q, candidates in ascending id. */
-static __device__ __noinline__ void list_candidates(struct choose_shared *sh, const struct pool &pool, double total, struct td_draft *d, int at)
+static __device__ __noinline__ void list_candidates(struct choose_shared *sh, const struct sample_args &p, const struct pool &pool, double total,
+						    struct td_draft *d, int at)
 {
 	int lane = threadIdx.x & 31, warp = threadIdx.x / 32, run = div_up(pool.n, CHOOSE_WARPS), from = warp * run, to = min(pool.n, from + run),
 	    n = 0;
@@ -232,7 +242,7 @@ static __device__ __noinline__ void list_candidates(struct choose_shared *sh, co
 		int mine = n + __popc(some & ((1u << lane) - 1));
 
 		if (share > 0 && mine < TD_CAND_MAX) {
-			d->cand[at][mine] = sh->draft_id[mine] = id_of(pool, i0 + lane);
+			d->cand[at][mine] = sh->draft_id[mine] = id_at(p, id_of(pool, i0 + lane));
 			d->q[at][mine] = sh->draft_q[mine] = share;
 		}
 		n += __popc(some);
@@ -253,7 +263,7 @@ static __device__ __noinline__ void propose_row(struct choose_shared *sh, const 
 		cut(sh, pool.w, pool.n, 0, TD_CAND_MAX);
 		total = mass(sh, pool.w, pool.n);
 	}
-	list_candidates(sh, pool, (double)total / 17592186044416.0, d, at);
+	list_candidates(sh, p, pool, (double)total / 17592186044416.0, d, at);
 	if (threadIdx.x < 32) { /* from the very numbers that accept will see; two for each lane */
 		int lane = threadIdx.x, n = sh->found, i = 2 * lane;
 		double one = i < n ? sh->draft_q[i] : 0, two = one + (i + 1 < n ? sh->draft_q[i + 1] : 0), sum = two, target;
@@ -286,7 +296,7 @@ static __device__ __noinline__ void propose_in_turn(struct choose_shared *sh, co
 		struct adjust a;
 
 		__syncthreads(); /* the token proposed last is in d */
-		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, d->token, r, 0, p.vocab, &sh->adjust);
+		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, p.id, d->token, r, 0, p.vocab, &sh->adjust);
 		if (!greedy(set)) {
 			propose_row(sh, p, set, a, row0 + r, s.pos0 + r + 1, d, r);
 			continue;
@@ -296,7 +306,7 @@ static __device__ __noinline__ void propose_in_turn(struct choose_shared *sh, co
 		b = best_of_block(b, sh->best);
 		if (threadIdx.x == 0) {
 			d->n_cand[r] = 0;
-			d->token[r] = b.id;
+			d->token[r] = id_at(p, b.id);
 		}
 	}
 }
@@ -329,12 +339,12 @@ static __global__ void __launch_bounds__(CHOOSE) propose_kernel(const __grid_con
 	} else if (greedy(set)) {
 		if (r == 0 && warp < s.rows - 1 && (threadIdx.x & 31) == 0) {
 			d->n_cand[warp] = 0;
-			d->token[warp] = top;
+			d->token[warp] = id_at(p, top);
 		}
 	} else if (r < s.rows - 1) {
 		size_t at = (size_t)(row0 + r) * p.pieces;
 
-		adjust_init(&a, set, NULL, NULL, 0, 0, p.vocab, &sh->adjust);
+		adjust_init(&a, set, NULL, p.id, NULL, 0, 0, p.vocab, &sh->adjust);
 		row_init(sh, p.best + at, p.piece + at, p.pieces, set->temperature);
 		propose_row(sh, p, set, a, row0 + r, s.pos0 + r + 1, d, r);
 	}
@@ -588,7 +598,7 @@ static __device__ __noinline__ void decide_row(struct choose_shared *sh, const s
 	} else {
 		struct adjust a;
 
-		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, d->token, r, 0, p.vocab, &sh->adjust);
+		adjust_init(&a, set, p.counts + (size_t)s.slot * p.wide, NULL, d->token, r, 0, p.vocab, &sh->adjust);
 		if (r + 1 < s.rows)
 			load_draft(sh, d, r);
 		row_init(sh, p.best + at, p.piece + at, p.pieces, set->temperature);
@@ -731,15 +741,19 @@ static __global__ void __launch_bounds__(SCAN) mask_kernel(float *logits, int ld
 /* ---- host -------------------------------------------------------------------------------------------------------------------------- */
 
 /* Checks, scratch memory and the scan; returns 0 when there is nothing more to run. */
-static int scan(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, int vocab, const struct td_sampling *sampling,
-		const char *what)
+static int scan(struct td_dev *dev, struct sample_args *p, const struct td_batch *b, struct td_tensor logits, const struct td_columns *of, int vocab,
+		const struct td_sampling *sampling, const char *what)
 {
 	size_t work, best, piece;
 	char *mem;
 
 	if (dev->error.code || b->n_seq == 0 || logits.rows == 0 || td__cuda_type(dev, logits, TD_F32, what))
 		return 0;
-	vocab = vocab < logits.cols ? vocab : logits.cols;
+	vocab = of ? of->n : vocab < logits.cols ? vocab : logits.cols;
+	if (vocab > logits.cols) {
+		td__cuda_fail(dev, TD_E_INTERNAL, "%s: %d columns of logits for %d ids", what, logits.cols, vocab);
+		return 0;
+	}
 	for (int i = 0; i < b->n_seq; i++)
 		if (b->seq[i].rows < 1 || b->seq[i].rows > TD_BLOCK_MAX || vocab < 1 || vocab > 1 << 18) {
 			td__cuda_fail(dev, TD_E_INTERNAL, "%s: a block of %d rows over %d ids", what, b->seq[i].rows, vocab);
@@ -750,7 +764,8 @@ static int scan(struct td_dev *dev, struct sample_args *p, const struct td_batch
 	p->logits = (const float *)logits.data;
 	p->ld = logits.ld;
 	p->vocab = vocab;
-	p->wide = logits.cols;
+	p->id = of ? of->id : NULL;
+	p->wide = of ? of->vocab : logits.cols;
 	p->pieces = div_up(vocab, TD_SCRATCH_PIECE);
 	p->aligned = logits.ld % 4 == 0 && (uintptr_t)logits.data % 16 == 0;
 	p->sampling = sampling;
@@ -770,15 +785,15 @@ static int scan(struct td_dev *dev, struct sample_args *p, const struct td_batch
 	return 1;
 }
 
-void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, int vocab_real, const struct td_sampling *sampling,
-		      const uint16_t *counts, struct td_draft *draft)
+void td__cuda_propose(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, const struct td_columns *of, int vocab_real,
+		      const struct td_sampling *sampling, const uint16_t *counts, struct td_draft *draft)
 {
 	struct sample_args p = {};
 
 	p.propose = 1;
 	p.counts = (uint16_t *)counts;
 	p.proposal = draft;
-	if (!scan(dev, &p, b, logits, vocab_real, sampling, "propose"))
+	if (!scan(dev, &p, b, logits, of, vocab_real, sampling, "propose"))
 		return;
 	td__cuda_shared(dev, propose_kernel, sizeof(struct choose_shared));
 	td__cuda_launch(dev, "propose", propose_kernel, dim3(max(b->max_rows - 1, 1), b->n_seq), CHOOSE, sizeof(struct choose_shared), p);
@@ -793,7 +808,7 @@ void td__cuda_accept(struct td_dev *dev, const struct td_batch *b, struct td_ten
 	p.draft = draft;
 	p.anchor = anchor;
 	p.verdict = verdict;
-	if (!scan(dev, &p, b, logits, vocab_real, sampling, "accept"))
+	if (!scan(dev, &p, b, logits, NULL, vocab_real, sampling, "accept"))
 		return;
 	td__cuda_shared(dev, accept_kernel, sizeof(struct choose_shared));
 	td__cuda_launch(dev, "accept", accept_kernel, dim3(b->max_rows, b->n_seq), CHOOSE, sizeof(struct choose_shared), p);

@@ -258,12 +258,59 @@ static void together(int hidden, int inner, int wide, int few, int group)
 	drop_all();
 }
 
+/* Some rows of a packed map are, byte for byte, what packing these rows alone makes. */
+static void some_rows(const char *name, enum td_weight_kind kind, int out, int in, int group, int n)
+{
+	size_t row = kind == TD_W_INT4 ? (size_t)in / 2 : (size_t)in * 2, scales = kind == TD_W_INT4 ? (size_t)(in / group) * 2 : 0;
+	uint8_t *w = host((size_t)out * row + 8), *s = host((size_t)out * scales + 8), *w1 = host((size_t)n * row + 8), *s1 = host((size_t)n * scales + 8);
+	struct td_linear_part all = {.out = out, .weight = w, .scale = s}, part = {.out = n, .weight = w1, .scale = s1};
+	struct side *side[2] = {&ref, &dut};
+	int32_t *id = host((size_t)n * 4);
+	char shape[96];
+	int ok = 1;
+
+	for (size_t i = 0; i < (size_t)out * row; i++)
+		w[i] = (uint8_t)(rnd() >> 20);
+	for (size_t i = 0; i < (size_t)out * scales; i++)
+		s[i] = (uint8_t)(rnd() >> 20);
+	for (int i = 0; i < n; i++) {
+		id[i] = i == 0 ? out - 1 : i == 1 ? 0 : (int32_t)(rnd() % (uint64_t)out);
+		memcpy(w1 + (size_t)i * row, w + (size_t)id[i] * row, row);
+		memcpy(s1 + (size_t)i * scales, s + (size_t)id[i] * scales, scales);
+	}
+	for (int i = 0; i < 2; i++) {
+		struct td_linear whole = {.kind = kind, .in = in, .out = out, .group = group}, want = whole, got;
+		size_t bytes = side[i]->ops->pack_bytes(kind, n, in, group);
+		uint8_t *a = host(bytes), *b = host(bytes);
+		struct td_error err = {0};
+
+		want.out = n;
+		got = want;
+		whole.data = poisoned(side[i], side[i]->ops->pack_bytes(kind, out, in, group));
+		want.data = poisoned(side[i], bytes);
+		got.data = poisoned(side[i], bytes);
+		if (side[i]->ops->pack(side[i]->dev, &whole, &all, 1, &err) || side[i]->ops->pack(side[i]->dev, &want, &part, 1, &err))
+			die("pack", &err);
+		side[i]->ops->pack_rows(side[i]->dev, &whole, put(side[i], id, (size_t)n * 4), &got);
+		get(side[i], a, want.data, bytes);
+		get(side[i], b, got.data, bytes);
+		ok &= !memcmp(a, b, bytes);
+	}
+	snprintf(shape, sizeof(shape), "%s: %d of %d rows of %d, bytes", name, n, out, in);
+	verdict_bool("linear", shape, ok);
+	drop_all();
+}
+
 void check_linear(void)
 {
 	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 333, 0}, some[] = {1, 5, 16, 40, 300, 0};
 	static const int tiles[] = {1, 16, 33, 64, 300, 0};
 	int big = !self && !small;
 
+	some_rows("INT4 g32", TD_W_INT4, 100, 160, 32, 37);
+	some_rows("INT4 g128", TD_W_INT4, 72, 256, 128, 20);
+	some_rows("INT4 g96", TD_W_INT4, 40, 96, 96, 1);
+	some_rows("BF16", TD_W_BF16, 50, 77, 0, 33);
 	if (brief) {
 		map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, tiles);
 		map("INT4 g128", TD_W_INT4, 100, 1152, 128, 1, 1, few);

@@ -264,13 +264,13 @@ static void call_accept(struct bench *b, int i)
 static void call_rescore(struct bench *b, int i)
 {
 	(void)i;
-	dut.ops->rescore(dut.dev, b->a, b->b, b->x, 248077);
+	dut.ops->rescore(dut.dev, b->a, b->b, b->x, NULL, 248077);
 }
 
 static void call_propose(struct bench *b, int i)
 {
 	(void)i;
-	dut.ops->propose(dut.dev, &b->batch, td_rows(b->x, 0, 15), 248077, b->sampling, b->counts, b->draft);
+	dut.ops->propose(dut.dev, &b->batch, td_rows(b->x, 0, 15), NULL, 248077, b->sampling, b->counts, b->draft);
 }
 
 static void rest(void)

@@ -67,7 +67,7 @@ void pair_open(struct pair *p, const struct pair_options *o)
 		return;
 	struct td_drafter_options dopt = {.ops = p->ops, .dev = p->dev, .shm = p->shm, .exchange = p->exchange, .event_fd = -1, .weights = p->dw,
 					  .embed = p->tw->embed, .head = p->tw->head, .exact = p->tw->exact, .kv_pages = topt.pool.kv_pages, .vocab_real = p->tw->cfg.vocab,
-					  .probe = o->drafter_probe, .probe_ctx = o->probe_ctx};
+					  .draft_id = o->draft_id, .n_draft_ids = o->n_draft_ids, .probe = o->drafter_probe, .probe_ctx = o->probe_ctx};
 
 	if (td_drafter_create(&dopt, &p->drafter, &err))
 		die(&err);

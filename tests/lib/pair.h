@@ -16,6 +16,8 @@ struct pair_options {
 	int slots, context, chunk, threads;
 	int form; /* struct td_load */
 	int vocab_fd; /* struct td_target_options */
+	const int32_t *draft_id; /* struct td_drafter_options */
+	int n_draft_ids;
 	int kv_pages, prefix_states; /* 0: slots * context, no prefix cache */
 	td_target_probe *target_probe;
 	td_drafter_probe *drafter_probe;

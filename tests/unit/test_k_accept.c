@@ -91,7 +91,7 @@ static void greedy_proposal(void **state)
 		k_row(logits, r)[r + 1] = k_row(logits, r)[r + 20] = 4;
 		k_row(logits, r)[V - 1] = 5;
 	}
-	ops->propose(dev, &b, logits, REAL, s, &counts[0][0], d);
+	ops->propose(dev, &b, logits, NULL, REAL, s, &counts[0][0], d);
 	assert_int_equal(d[2].n, 2);
 	assert_int_equal(d[1].n, 0);
 	assert_int_equal(d[0].n, 15);
@@ -131,7 +131,7 @@ static void penalties_inside_block(void **state)
 		struct td_batch b = k_batch(t.dev, &seq, 1);
 
 		memset(proposed, 0, sizeof(proposed));
-		ops->propose(t.dev, &b, t.logits, REAL, t.s, &t.counts[0][0], proposed);
+		ops->propose(t.dev, &b, t.logits, NULL, REAL, t.s, &t.counts[0][0], proposed);
 		for (int i = 0; i < 3; i++)
 			assert_int_equal(proposed[2].token[i], want[i]);
 		assert_int_equal(t.counts[2][5], 0); /* proposing counts nothing */
@@ -245,7 +245,7 @@ static void not_numbers(void **state)
 		t.s[2].repetition = (const float[]){ 1, 1.5f, 0, 1e-30f }[k_random() % 4];
 		t.s[2].frequency = (const float[]){ 0, 1e38f, -1e38f, 1 }[k_random() % 4];
 		if (trial % 2) {
-			ops->propose(t.dev, &b, td_rows(t.logits, 0, 15), REAL, t.s, &t.counts[0][0], t.draft);
+			ops->propose(t.dev, &b, td_rows(t.logits, 0, 15), NULL, REAL, t.s, &t.counts[0][0], t.draft);
 			for (int i = 0; i < 15; i++) {
 				assert_in_range(t.draft[2].token[i], 0, REAL - 1);
 				assert_in_range(t.draft[2].n_cand[i], 0, TD_CAND_MAX);

@@ -41,7 +41,7 @@ static void rows_are(int rows, int cols, int vocab, int real, int kind)
 	for (size_t i = 0; i < n; i++)
 		was[i] = kind == 1 ? (float)(i % 3) : kind == 2 && i % 5 ? NAN : kind == 3 ? -INFINITY : k_uniform(-3, 3);
 	memcpy(now, was, sizeof(*now) * n);
-	ops->rescore(dev, xt, wt, lt, real);
+	ops->rescore(dev, xt, wt, lt, NULL, real);
 	for (int r = 0; r < rows; r++) {
 		const float *v = was + (size_t)r * (size_t)vocab;
 
@@ -57,7 +57,7 @@ static void rows_are(int rows, int cols, int vocab, int real, int kind)
 				changed++;
 		}
 		memcpy(one, v, sizeof(*one) * (size_t)vocab);
-		ops->rescore(dev, td_rows(xt, r, 1), wt, (struct td_tensor){ one, TD_F32, 1, vocab, vocab }, real);
+		ops->rescore(dev, td_rows(xt, r, 1), wt, (struct td_tensor){ one, TD_F32, 1, vocab, vocab }, NULL, real);
 		assert_memory_equal(one, now + (size_t)r * (size_t)vocab, sizeof(*one) * (size_t)vocab);
 	}
 	if (kind != 2)

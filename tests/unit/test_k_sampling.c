@@ -1,14 +1,16 @@
 /*
  * test_k_sampling.c: with temperature, what comes out is distributed as the target alone says, whatever was proposed: chi-square tests of the joint
- * distribution of three positions over 24,000 sequences for each way of proposing (none, point mass, the drafter's q, a bad q) and each kind of
+ * distribution of three positions over 24,000 sequences for each way of proposing (none, point mass, the drafter's q, a bad q, the drafter's over some ids) and each kind of
  * setting. The processed distribution is computed here a second time, by sorting, in double precision. Seeds are fixed, so a pass stays a pass.
  */
 #include "k_common.h"
 
 enum { V = 8, REAL = 7, LENGTH = 3, CELLS = V * V * V, TRIALS = 24000, WIDTH = 8 };
 
-enum source { PLAIN, POINT, PROPOSED, BAD_Q, SOURCES };
-static const char *const source_name[] = { "no speculation", "point mass", "proposed q", "bad q" };
+enum source { PLAIN, POINT, PROPOSED, BAD_Q, LISTED, SOURCES };
+static const char *const source_name[] = { "no speculation", "point mass", "proposed q", "bad q", "q over some ids" };
+static const int32_t listed[] = { 0, 3, 4, 6 };
+enum { N_LISTED = sizeof(listed) / sizeof(*listed) };
 
 /* The target: next token's logits depend on the token before. The drafter knows nothing of it. */
 static float target[V][V], drafter[LENGTH][V];
@@ -138,6 +140,20 @@ static void joint(const struct setting *s, double *want)
 
 /* ---- the engine's way -------------------------------------------------------------------------------------------------------------- */
 
+/* The columns of a few ids alone, as a head over their rows gives them. */
+static void propose_listed(struct td_dev *dev, const struct td_batch *b, struct td_tensor logits, const struct td_sampling *sampling, const uint16_t *counts,
+			   struct td_draft *draft)
+{
+	const struct td_columns of = { .id = listed, .n = N_LISTED, .vocab = V };
+	struct td_tensor some = k_tensor(logits.rows, N_LISTED, 3);
+
+	for (int r = 0; r < logits.rows; r++)
+		for (int c = 0; c < N_LISTED; c++)
+			k_row(some, r)[c] = k_row(logits, r)[listed[c]];
+	ops->propose(dev, b, some, &of, REAL, sampling, counts, draft);
+	free(some.data);
+}
+
 static void propose(struct td_dev *dev, enum source source, const struct td_batch *b, const struct td_sampling *sampling,
 		    const uint16_t *counts, struct td_draft *draft)
 {
@@ -147,8 +163,10 @@ static void propose(struct td_dev *dev, enum source source, const struct td_batc
 		for (int j = 0; j < b->seq[i].rows - 1; j++)
 			memcpy(k_row(logits, i * LENGTH + j), drafter[j], sizeof(drafter[j]));
 	if (source == PROPOSED)
-		ops->propose(dev, b, logits, REAL, sampling, counts, draft);
-	for (int i = 0; i < b->n_seq && source != PROPOSED; i++) {
+		ops->propose(dev, b, logits, NULL, REAL, sampling, counts, draft);
+	if (source == LISTED)
+		propose_listed(dev, b, logits, sampling, counts, draft);
+	for (int i = 0; i < b->n_seq && source != PROPOSED && source != LISTED; i++) {
 		struct td_draft *d = &draft[b->seq[i].slot];
 
 		memset(d, 0, sizeof(*d));
@@ -336,6 +354,58 @@ static void masked_distribution(void **state)
 	masked = 0;
 }
 
+/* Drafts from some ids are those from all where the others' logits are -inf, to the bit: with any setting, for bias and counts speak of ids. */
+static void some_ids(void **state)
+{
+	enum { WIDE = 1000, SOME = 137 };
+	struct td_dev *dev = k_open(2);
+	struct td_tensor all = k_tensor(15, WIDE, 4), some = k_tensor(15, SOME, 3);
+	static uint16_t counts[WIDE + 4];
+	static struct td_draft want, got;
+	int32_t id[SOME];
+	const struct td_columns of = { .id = id, .n = SOME, .vocab = all.cols };
+	struct td_seq seq = { .rows = 16, .pos0 = 3 };
+	struct td_batch b = k_batch(dev, &seq, 1);
+
+	(void)state;
+	for (int c = 0; c < SOME; c++)
+		id[c] = c * 7 + c % 3;
+	for (int trial = 0; trial < 200; trial++) {
+		struct td_sampling s = { .temperature = trial % 3 ? 0.9f : 0, .top_p = trial % 2 ? 0.9f : 1, .top_k = trial % 5 ? 0 : 20, .repetition = 1,
+					 .logprobs = -1, .seed = k_random() };
+
+		for (int r = 0; r < 15; r++)
+			for (int i = 0; i < WIDE; i++)
+				k_row(all, r)[i] = -INFINITY;
+		for (int r = 0; r < 15; r++)
+			for (int c = 0; c < SOME; c++)
+				k_row(all, r)[id[c]] = k_row(some, r)[c] = (float)(k_random() % 40) / 8; /* ties */
+		for (int i = 0; i < WIDE; i++)
+			counts[i] = k_random() % 4 ? 0 : (uint16_t)(k_random() % 3 | k_random() % 2 << 15);
+		if (trial % 4 == 1) {
+			s.repetition = 1.2f;
+			s.presence = 0.3f;
+			s.frequency = 0.2f;
+		}
+		if (trial % 4 < 2) {
+			s.n_bias = 100;
+			for (int i = 0; i < s.n_bias; i++) {
+				s.bias_id[i] = (int32_t)(k_random() % (WIDE + 40)) - 20;
+				s.bias[i] = k_uniform(-2, 4);
+			}
+		}
+		memset(&want, 0, sizeof(want));
+		memset(&got, 0, sizeof(got));
+		ops->propose(dev, &b, all, NULL, WIDE, &s, counts, &want);
+		ops->propose(dev, &b, some, &of, WIDE, &s, counts, &got);
+		if (memcmp(&want, &got, sizeof(want)))
+			fail_msg("trial %d: other drafts, the first ones are %d and %d", trial, got.token[0], want.token[0]);
+	}
+	free(all.data);
+	free(some.data);
+	k_close(dev);
+}
+
 /* A vocabulary larger than the list of candidates: q is cut to the best, sums to 1, holds its token. Radix cut against a sort. */
 static void candidates(void **state)
 {
@@ -353,7 +423,7 @@ static void candidates(void **state)
 		k_row(logits, 1)[i * 20] = 2; /* ties at the top */
 	for (int i = 0; i < 100; i++)
 		k_row(logits, 2)[i * 10 + 3] = 2; /* more ties than places: the lower ids stay */
-	ops->propose(dev, &b, logits, WIDE - 1, &s, counts, &draft);
+	ops->propose(dev, &b, logits, NULL, WIDE - 1, &s, counts, &draft);
 	assert_int_equal(draft.n, 15);
 	for (int j = 0; j < 15; j++) {
 		double sum = 0, total = 0;
@@ -419,7 +489,8 @@ static void repeatable(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = { cmocka_unit_test(distribution), cmocka_unit_test(masked_distribution), cmocka_unit_test(candidates), cmocka_unit_test(repeatable) };
+	const struct CMUnitTest tests[] = { cmocka_unit_test(distribution), cmocka_unit_test(masked_distribution), cmocka_unit_test(candidates),
+		cmocka_unit_test(some_ids), cmocka_unit_test(repeatable) };
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -5,7 +5,7 @@
  *
  * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
  * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64 (on a GPU 256); a second life that is fed what a first one committed;
- * and, with sampling, that a seed gives the same tokens again. No memory is taken from the device meanwhile.
+ * drafts from some tokens only; and, with sampling, that a seed gives the same tokens again. No memory is taken from the device meanwhile.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,9 +75,11 @@ static void speculation(const struct prompts *p, const struct pair_request *plai
 	}
 }
 
-static void batch(const struct prompts *p, const struct pair_request *plain)
+/* Returns drafts accepted. */
+static long batch(struct pair *of, const char *what, const struct prompts *p, const struct pair_request *plain, const struct pair_hooks *hooks)
 {
 	static const int widths[SLOTS] = {15, 0, 7, 4, 15, 1, 15, 3};
+	long accepted = 0;
 
 	for (int first = 0; first < p->n; first += SLOTS) {
 		int n = p->n - first < SLOTS ? p->n - first : SLOTS;
@@ -85,12 +87,14 @@ static void batch(const struct prompts *p, const struct pair_request *plain)
 
 		for (int i = 0; i < n; i++)
 			request(&r[i], &p->ids[first + i], widths[i]);
-		pair_run(&pair, r, n, NULL);
+		pair_run(of, r, n, hooks);
 		for (int i = 0; i < n; i++) {
-			differ("batch of eight", first + i, &plain[first + i], &r[i]);
+			differ(what, first + i, &plain[first + i], &r[i]);
+			accepted += r[i].accepted;
 			free(r[i].out);
 		}
 	}
+	return accepted;
 }
 
 /* Feeds the prompt and the first `cut` committed tokens, as tandemd does after a crash. */
@@ -180,6 +184,95 @@ static void seeds(const struct prompts *p)
 	}
 }
 
+struct list {
+	int32_t id[1000];
+	int n;
+	long drafts, off; /* off: that are not listed */
+};
+
+static int on_list(const struct list *l, int32_t id)
+{
+	for (int i = 0; i < l->n; i++)
+		if (l->id[i] == id)
+			return 1;
+	return 0;
+}
+
+static void look_at_draft(void *ctx, int slot, const struct td_draft *draft)
+{
+	struct list *l = ctx;
+
+	(void)slot;
+	for (int i = 0; i < draft->n; i++) {
+		l->drafts++;
+		l->off += !on_list(l, draft->token[i]);
+		for (int c = 0; c < draft->n_cand[i]; c++)
+			l->off += !on_list(l, draft->cand[i][c]);
+	}
+}
+
+static int ascending(const void *a, const void *b)
+{
+	return *(const int32_t *)a - *(const int32_t *)b;
+}
+
+/* The answers' first tokens, so that some drafts are right, and others up to n. */
+static void make_list(struct list *l, const struct prompts *p, const struct pair_request *plain, int n)
+{
+	l->n = 0;
+	for (int t = 0; t < suite.tokens; t++)
+		for (int i = 0; i < p->n; i++)
+			if (t < plain[i].n_out && l->n < n * 3 / 4 && !on_list(l, plain[i].out[t]))
+				l->id[l->n++] = plain[i].out[t];
+	for (int32_t id = 5; l->n < n; id += 7)
+		if (!on_list(l, id))
+			l->id[l->n++] = id;
+	qsort(l->id, (size_t)l->n, sizeof(*l->id), ascending);
+}
+
+/* A sampled answer from a list, and again with its seed. */
+static void sampled(struct pair *of, const struct td_ids *ids, const struct pair_hooks *hooks)
+{
+	struct pair_request r, again;
+
+	request(&r, ids, 15);
+	r.sampling = (struct td_sampling){.temperature = 0.8f, .top_p = 0.95f, .repetition = 1.1f, .logprobs = -1, .seed = 77};
+	again = r;
+	again.out = calloc((size_t)suite.tokens + TD_BLOCK_MAX, sizeof(*again.out));
+	pair_run(of, &r, 1, hooks);
+	pair_run(of, &again, 1, NULL);
+	differ("drafts from a list, same seed", 0, &r, &again);
+	free(r.out);
+	free(again.out);
+}
+
+/* Drafts from a list: the same answers; every draft and every candidate of a sampled one is listed. */
+static void lists(struct pair_options o, const struct prompts *p, const struct pair_request *plain)
+{
+	static const int sizes[] = {1000, 64};
+	static struct list l;
+	const struct pair_hooks look = {.ctx = &l, .draft = look_at_draft};
+
+	for (int k = 0; k < 2; k++) {
+		struct pair some;
+		long accepted;
+		char what[48];
+
+		make_list(&l, p, plain, sizes[k]);
+		o.draft_id = l.id;
+		o.n_draft_ids = l.n;
+		pair_open(&some, &o);
+		snprintf(what, sizeof(what), "drafts from %d tokens", l.n);
+		l.drafts = l.off = 0;
+		accepted = batch(&some, what, p, plain, &look);
+		sampled(&some, &p->ids[0], &look);
+		checks++;
+		failures += l.off || !l.drafts || !accepted;
+		printf("%s: of %ld drafts and their candidates %ld are not listed, %ld were accepted\n", what, l.drafts, l.off, accepted);
+		pair_close(&some);
+	}
+}
+
 /* Whatever the sizes, nothing is taken from the device while serving. Called again at the end. */
 static void allocations(int end)
 {
@@ -201,14 +294,15 @@ static void allocations(int end)
 
 static void prompt_file(void *ctx, const char *name, const struct prompts *p)
 {
+	const struct pair_options *whole = ctx;
 	struct pair_request *plain = calloc((size_t)p->n + 1, sizeof(*plain));
 
-	(void)ctx;
 	printf("%s: %d prompts\n", name, p->n);
 	for (int i = 0; i < p->n; i++)
 		run_one(&pair, &plain[i], &p->ids[i], 0);
 	speculation(p, plain);
-	batch(p, plain);
+	batch(&pair, "batch of eight", p, plain, NULL);
+	lists(*whole, p, plain);
 	second_life(p, plain);
 	seeds(p);
 	for (int i = 0; i < p->n; i++)
@@ -218,18 +312,19 @@ static void prompt_file(void *ctx, const char *name, const struct prompts *p)
 
 int main(int argc, char **argv)
 {
-	struct pair_options *o = &suite.o;
+	struct pair_options *o = &suite.o, whole;
 
 	suite_open(&suite, argc, argv);
 	o->slots = SLOTS;
 	o->context = CONTEXT;
 	o->chunk = 1024;
 	pair_open(&pair, o);
+	whole = *o;
 	o->chunk = strcmp(o->device, "cpu") ? 256 : 64; /* the least that keeps the bits: CUDA multiplies prompts by blocks of 256 (kernels/cuda/linear.cu) */
 	chunk = o->chunk;
 	pair_open(&chunked, o);
 	allocations(0);
-	suite_each(&suite, prompt_file, NULL);
+	suite_each(&suite, prompt_file, &whole);
 	chunks(suite.tok);
 	company(suite.tok);
 	allocations(1);

@@ -74,7 +74,11 @@ static void pair_takes_what_is_planned(const struct td_memplan_of *o)
 	struct td_drafter *drafter;
 	struct td_shm *shm;
 	char print[256];
+	int32_t list[131];
 	int fd;
+
+	for (int i = 0; i < 131; i++)
+		list[i] = i * 50 + 7;
 
 	OK(td_memplan_make(o, &p, &err));
 	OK(td_target_weights_load(&ops, dev, o->target_dir, &how, &tw, print, &err));
@@ -85,7 +89,7 @@ static void pair_takes_what_is_planned(const struct td_memplan_of *o)
 	struct td_target_options to = { .ops = &ops, .dev = dev, .shm = shm, .event_fd = -1, .weights = tw, .n_taps = dw->cfg.n_taps, .tap = dw->cfg.tap,
 					.pool = o->pool, .vocab_real = 8192 };
 	struct td_drafter_options dr = { .ops = &ops, .dev = dev, .shm = shm, .event_fd = -1, .weights = dw, .embed = tw->embed, .head = tw->head,
-					 .kv_pages = o->pool.kv_pages, .vocab_real = 8192 };
+					 .kv_pages = o->pool.kv_pages, .vocab_real = 8192, .draft_id = list, .n_draft_ids = o->draft_ids };
 
 	allocated = 0;
 	OK(td_target_create(&to, &target, &err));
@@ -123,6 +127,7 @@ static void plan_is_what_is_taken(void **state)
 			struct td_memplan_of o = of(pair[i].target, pair[i].drafter, "cpu", pair[i].slots, pair[i].context);
 
 			o.form = form;
+			o.draft_ids = i % 2 ? 131 : 0;
 			o.pool.kv_pages = i == 1 ? 7 : o.pool.kv_pages; /* a pool smaller than slots * context */
 			pair_takes_what_is_planned(&o);
 		}

@@ -331,7 +331,7 @@ static void a_separate_head(void **state)
 		int form = td_form_head(head[i], NULL, 0);
 
 		OK(td_target_weights_load(ops, dev, scratch, &(struct td_load){ .form = form }, &w[i], print, &err));
-		OK(td_target_weights_plan(ops, scratch, form, &plan[i], &err));
+		OK(td_target_weights_plan(ops, scratch, form, &plan[i], NULL, &err));
 		assert_int_equal(w[i]->arena.size, plan[i]);
 		assert_int_equal(w[i]->head.kind, i ? TD_W_INT4 : TD_W_BF16);
 		assert_true((w[i]->exact.data != NULL) == (i == 2));
