@@ -205,31 +205,31 @@ D := $(DESTDIR)$(PREFIX)
 MAN := $(wildcard man/*.[1-9])
 ZSH := $(if $(filter /usr,$(PREFIX)),vendor-completions,site-functions)
 install: all
-	$(Q)install -d $(D)/bin $(D)/lib/tandem $(D)/lib/pkgconfig $(D)/include $(D)/share/tandem/models/tiny $(D)/share/doc/tandem/examples
-	$(Q)install -m 755 $(B)/bin/tandemd $(B)/bin/tandem $(D)/bin/
-	$(Q)install -m 755 $(B)/bin/tandem-target $(B)/bin/tandem-drafter $(D)/lib/tandem/
-	$(Q)$(if $(CUDA_MODULE),install -m 755 $(CUDA_MODULE) $(D)/lib/tandem/)
-	$(Q)install -m 644 $(SO_LIBTANDEM) $(A_LIBTANDEM) $(D)/lib/
-	$(Q)ln -sf libtandem.so.0 $(D)/lib/libtandem.so
-	$(Q)install -m 644 client/tandem.h $(D)/include/
-	$(Q)sed 's|@VERSION@|$(VERSION)|' client/libtandem.pc.in >$(D)/lib/pkgconfig/libtandem.pc
-	$(Q)cp -r models/tiny/. $(D)/share/tandem/models/tiny/
-	$(Q)sed 's|@PREFIX@|$(PREFIX)|' docs/examples/tandem.ini >$(D)/share/tandem/tandem.ini
-	$(Q)install -d $(D)/lib/systemd/system $(D)/lib/sysusers.d $(D)/lib/tmpfiles.d
-	$(Q)sed 's|@PREFIX@|$(PREFIX)|' systemd/tandemd.service.in >$(D)/lib/systemd/system/tandemd.service
-	$(Q)install -m 644 systemd/*.socket $(D)/lib/systemd/system/
-	$(Q)install -m 644 systemd/tandem.sysusers $(D)/lib/sysusers.d/tandem.conf
-	$(Q)install -m 644 systemd/tandem.tmpfiles $(D)/lib/tmpfiles.d/tandem.conf
-	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c $(D)/share/doc/tandem/
-	$(Q)install -m 644 docs/examples/haproxy.cfg $(D)/share/doc/tandem/examples/
-	$(Q)install -d $(foreach f,$(MAN),$(D)/share/man/man$(lastword $(subst ., ,$(f)))) $(D)/share/bash-completion/completions \
-		$(D)/share/zsh/$(ZSH) $(D)/share/fish/vendor_completions.d
-	$(Q)$(foreach f,$(MAN),install -m 644 $(f) $(D)/share/man/man$(lastword $(subst ., ,$(f)))/ &&) :
-	$(Q)install -m 644 completion/tandem.bash $(D)/share/bash-completion/completions/tandem
-	$(Q)install -m 644 completion/_tandem $(D)/share/zsh/$(ZSH)/
-	$(Q)install -m 644 completion/tandem.fish $(D)/share/fish/vendor_completions.d/
-	$(Q)ln -sf tandem $(D)/share/bash-completion/completions/tandemd
-	$(Q)ln -sf tandem.fish $(D)/share/fish/vendor_completions.d/tandemd.fish
+	$(Q)install -d "$(D)"/bin "$(D)"/lib/tandem "$(D)"/lib/pkgconfig "$(D)"/include "$(D)"/share/tandem/models/tiny "$(D)"/share/doc/tandem/examples
+	$(Q)install -m 755 $(B)/bin/tandemd $(B)/bin/tandem "$(D)"/bin/
+	$(Q)install -m 755 $(B)/bin/tandem-target $(B)/bin/tandem-drafter "$(D)"/lib/tandem/
+	$(Q)$(if $(CUDA_MODULE),install -m 755 $(CUDA_MODULE) "$(D)"/lib/tandem/)
+	$(Q)install -m 644 $(SO_LIBTANDEM) $(A_LIBTANDEM) "$(D)"/lib/
+	$(Q)ln -sf libtandem.so.0 "$(D)"/lib/libtandem.so
+	$(Q)install -m 644 client/tandem.h "$(D)"/include/
+	$(Q)sed 's|@VERSION@|$(VERSION)|' client/libtandem.pc.in >"$(D)"/lib/pkgconfig/libtandem.pc
+	$(Q)cp -r models/tiny/. "$(D)"/share/tandem/models/tiny/
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|' docs/examples/tandem.ini >"$(D)"/share/tandem/tandem.ini
+	$(Q)install -d "$(D)"/lib/systemd/system "$(D)"/lib/sysusers.d "$(D)"/lib/tmpfiles.d
+	$(Q)sed 's|@PREFIX@|$(PREFIX)|' systemd/tandemd.service.in >"$(D)"/lib/systemd/system/tandemd.service
+	$(Q)install -m 644 systemd/*.socket "$(D)"/lib/systemd/system/
+	$(Q)install -m 644 systemd/tandem.sysusers "$(D)"/lib/sysusers.d/tandem.conf
+	$(Q)install -m 644 systemd/tandem.tmpfiles "$(D)"/lib/tmpfiles.d/tandem.conf
+	$(Q)install -m 644 README.md LICENSE CHANGELOG.md docs/*.md docs/examples/*.c "$(D)"/share/doc/tandem/
+	$(Q)install -m 644 docs/examples/haproxy.cfg "$(D)"/share/doc/tandem/examples/
+	$(Q)install -d $(foreach f,$(MAN),"$(D)"/share/man/man$(lastword $(subst ., ,$(f)))) "$(D)"/share/bash-completion/completions \
+		"$(D)"/share/zsh/$(ZSH) "$(D)"/share/fish/vendor_completions.d
+	$(Q)$(foreach f,$(MAN),install -m 644 $(f) "$(D)"/share/man/man$(lastword $(subst ., ,$(f)))/ &&) :
+	$(Q)install -m 644 completion/tandem.bash "$(D)"/share/bash-completion/completions/tandem
+	$(Q)install -m 644 completion/_tandem "$(D)"/share/zsh/$(ZSH)/
+	$(Q)install -m 644 completion/tandem.fish "$(D)"/share/fish/vendor_completions.d/
+	$(Q)ln -sf tandem "$(D)"/share/bash-completion/completions/tandemd
+	$(Q)ln -sf tandem.fish "$(D)"/share/fish/vendor_completions.d/tandemd.fish
 	@echo "installed in $(D); next: $(PREFIX)/bin/tandemd --config $(PREFIX)/share/tandem/tandem.ini"
 
 # What --help says, again in man pages, reference and completion; tests/system/test_man.sh and test_completion.sh want it up to date.

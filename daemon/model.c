@@ -262,6 +262,8 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 
 static int find_worker(const char *setting, const char *configured, const char *name, char **path, struct td_error *err)
 {
+	struct stat st;
+
 	*path = configured[0] ? strdup(configured) : td_model_beside(name);
 	if (!configured[0] && *path && access(*path, X_OK) < 0) { /* installed: programs in bin, workers in lib/tandem */
 		char installed[64];
@@ -272,8 +274,10 @@ static int find_worker(const char *setting, const char *configured, const char *
 	}
 	if (!*path)
 		return td_error_set(err, TD_E_NOMEM, "out of memory");
-	if (access(*path, X_OK) < 0)
+	if (access(*path, X_OK) < 0 || stat(*path, &st) < 0)
 		return td_error_set(err, TD_E_NOT_FOUND, "%s: cannot run %s: %s", setting, *path, strerror(errno));
+	if (!S_ISREG(st.st_mode)) /* a folder has the right that access asks about */
+		return td_error_set(err, TD_E_NOT_FOUND, "%s: cannot run %s: it is not a program", setting, *path);
 	return 0;
 }
 

@@ -58,6 +58,7 @@ refused 2 'model.drafter = /nowhere' --model.drafter=/nowhere
 refused 2 'model.tokenizer = /nowhere' --model.tokenizer=/nowhere
 refused 2 'engine.target_worker: cannot run /nowhere' --engine.target_worker=/nowhere
 refused 2 'engine.drafter_worker: cannot run /nowhere' --engine.drafter_worker=/nowhere
+refused 2 'engine.target_worker: cannot run /usr: it is not a program' --engine.target_worker=/usr
 mkdir -p "$T/m/target" "$T/m/drafter"
 sed 's/"qwen3_5_text"/"llama"/' "$ROOT/models/tiny/target-int4/config.json" >"$T/m/target/config.json"
 refused 2 'llama' --model.target="$T/m/target"

@@ -4,10 +4,10 @@
 . "$(dirname "$0")/tree_lib.sh"
 [ "$B" = build-san ] && SAN=1 || SAN=0
 
-make -s install SAN=$SAN DESTDIR="$T/stage" PREFIX=/opt/tandem >"$T/said" 2>&1 || fail "make install: $(cat "$T/said")"
-[ "$(ls "$T/stage")" = opt ] || fail "something lies outside the prefix: $(ls "$T/stage")"
+make -s install SAN=$SAN DESTDIR="$T/the stage" PREFIX=/opt/tandem >"$T/said" 2>&1 || fail "make install: $(cat "$T/said")"
+[ "$(ls "$T/the stage")" = opt ] || fail "something lies outside the prefix: $(ls "$T/the stage")"
 # Packages are unpacked elsewhere: nothing may depend on where it was staged.
-mv "$T/stage/opt/tandem" "$T/moved"
+mv "$T/the stage/opt/tandem" "$T/moved"
 P=$T/moved
 for f in bin/tandemd bin/tandem lib/tandem/tandem-target lib/tandem/tandem-drafter lib/libtandem.a lib/libtandem.so lib/libtandem.so.0 include/tandem.h \
 	lib/pkgconfig/libtandem.pc share/tandem/tandem.ini share/tandem/models/tiny/target-int4/model.safetensors share/doc/tandem/LICENSE \
@@ -21,7 +21,7 @@ for f in docs/*.md; do # what a page links to lies beside it
 	done
 done
 [ ! -e "$P/bin/tandem-target" ] || fail "a worker lies among the programs that people start"
-! grep -rlI "$T/stage" "$P" || fail "the staging folder's name was written into a file"
+! grep -rlI "$T/the stage" "$P" || fail "the staging folder's name was written into a file"
 grep -q '^target = /opt/tandem/share/' "$P/share/tandem/tandem.ini" || fail "the example configuration does not name the installed model"
 [ "$("$P/bin/tandem" --version)" = "$("$B/bin/tandem" --version)" ] || fail "the installed tandem has another version"
 
