@@ -435,9 +435,10 @@ int td_tokenizer_load(const char *path, struct td_tokenizer **t, struct td_error
 		return td_error_prefix(err, "tokenizer");
 	root = json_loadfd(fd, JSON_ALLOW_NUL, &parse);
 	close(fd);
+	if (!root && (json_error_code(&parse) == json_error_out_of_memory || parse.line < 0)) /* without a place: it had no memory to begin with */
+		return td_error_set(err, TD_E_NOMEM, "tokenizer %s: out of memory", file);
 	if (!root)
-		return td_error_set(err, json_error_code(&parse) == json_error_out_of_memory ? TD_E_NOMEM : TD_E_FORMAT, "tokenizer %s, line %d, column %d: %s",
-				    file, parse.line, parse.column, parse.text);
+		return td_error_set(err, TD_E_FORMAT, "tokenizer %s, line %d, column %d: %s", file, parse.line, parse.column, parse.text);
 	l.t = calloc(1, sizeof(*l.t));
 	code = l.t ? read_root(&l, root) : td_error_set(err, TD_E_NOMEM, "out of memory");
 	json_decref(root);

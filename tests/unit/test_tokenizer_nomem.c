@@ -98,6 +98,25 @@ static int load(void)
 	return code;
 }
 
+static void *none(size_t n)
+{
+	(void)n;
+	return NULL;
+}
+
+static void nothing_to_read_with(void **state)
+{
+	struct td_error err = {0};
+	struct td_tokenizer *t;
+
+	(void)state;
+	json_set_alloc_funcs(none, __libc_free);
+	assert_int_equal(td_tokenizer_load(path, &t, &err), TD_E_NOMEM);
+	json_set_alloc_funcs(__libc_malloc, __libc_free);
+	assert_null(t);
+	assert_non_null(strstr(err.text, "out of memory"));
+}
+
 static int encode(void)
 {
 	static char text[3000];
@@ -180,7 +199,7 @@ static int teardown(void **state)
 
 int main(void)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_allocation_may_fail)};
+	const struct CMUnitTest tests[] = {cmocka_unit_test(nothing_to_read_with), cmocka_unit_test(test_every_allocation_may_fail)};
 
 	return cmocka_run_group_tests(tests, setup, teardown);
 }
