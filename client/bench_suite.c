@@ -53,9 +53,9 @@ static json_t *head(const struct td_bench *b, const struct td_bench_options *o)
 	uname(&u);
 	if (getloadavg(load, 3) < 0)
 		load[0] = 0;
-	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:i}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
+	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:s}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
 			 "client", "tandem " TD_VERSION, "time", when, "machine", u.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average",
-			 load[0], "sm_share", (int)(o->share ? o->share : 100));
+			 load[0], "sm_share", (int)(o->share ? o->share : 100), "draft_vocabulary", o->draft_vocabulary ? o->draft_vocabulary : "");
 }
 
 /* Those that need a daemon, on the one that b->common names. */

@@ -43,8 +43,10 @@ code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --contex
 [ "$(grep -c '"us": 0.0,' "$OUT")" = 0 ] && positive us roof_gb_per_s roof_gflop_per_s roof_share || fail "an operation takes no time"
 
 # ---- random weights answer at the lengths that are assumed, all else as in life; the file has what is printed
+{ echo tandem-draft-vocabulary 1; seq 100 1100; } >"$T/first"
 code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 256 --runs 1 --warmups 0 --requests 1 --max-clients 1 \
-	--save "$T/saved.json"
+	--save "$T/saved.json" --draft-vocabulary "$T/first"
+shows "drafts are chosen from the tokens that $T/first lists"
 shows "ANSWERS ARE MEANINGLESS"
 shows "mean of the ratios at length 5.0"
 for text in "whole cycle" "plain decoding, a step" "per token at length 5" "mean of the latency ratios at length 6.0"; do
@@ -55,7 +57,7 @@ for length in 3.3 5.0 6.0; do
 		fail "not answered at a length of $length: $(grep "assumed length" "$OUT")"
 done
 awk '$1 == 64 && NF > 8 { exit !($8 > 4.7 && $8 < 5.1) }' "$OUT" || fail "cycles are not those of a length of 5"
-grep -q '"answered_at_length": true' "$T/saved.json" && grep -q '"sm_share": 100' "$T/saved.json" || fail "the file lacks something"
+grep -q '"answered_at_length": true' "$T/saved.json" && grep -q '"sm_share": 100' "$T/saved.json" && grep -q '"draft_vocabulary": ".*first"' "$T/saved.json" || fail "the file lacks something"
 
 # ---- on a running daemon: no baseline, what doesn't fit is told
 real
