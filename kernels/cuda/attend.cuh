@@ -1,7 +1,8 @@
 /*
  * attend.cuh: what the attention kernels share: their arguments, norm and rotary of a head, where keys lie, tiles in shared memory.
  *
- * attend.cu has the kernels for few rows over many keys (verify, decode, drafter), attention.cu and draft_attention.cu are the operations.
+ * attend.cu, attend_span.cuh and attend_sum.cu have the kernels for few rows over many keys (verify, decode, drafter), attend_prompt.cu those for whole
+ * blocks of a prompt; attention.cu and draft_attention.cu are the operations.
  *
  * Tiles in shared memory are (row, dim) bf16 with the 16-byte pieces of a row exchanged by the row's low 3 bits, so that ldmatrix meets no bank conflict.
  */
@@ -12,7 +13,7 @@
 #include "kernels/cuda/mma.cuh"
 #include "kernels/pack.h"
 
-enum { TILE = TD_PAGE, PAIRS = TD_SCRATCH_PAIRS, SPANS = TD_SCRATCH_SPANS, SPANS_DRAFT = 16 /* and the block's own */ };
+enum { TILE = TD_PAGE, PAIRS = TD_SCRATCH_PAIRS, SPANS = TD_SCRATCH_SPANS, SPANS_DRAFT = 32 /* and the block's own */ };
 
 static const uint32_t BF16_ONES = 0x3f803f80;
 
@@ -24,7 +25,7 @@ struct attend_args {
 	int ldx;
 	bf16 *out; /* (R, ldo) */
 	int ldo;
-	float *o; /* (work items here, kv_heads, spans, PAIRS / 16, dim / 8, 32 lanes, 4): fragments */
+	uint4 *o; /* (work items here, kv_heads, spans, PAIRS / 16, dim / 16, 32 lanes): halves, two fragments side by side, divided by the span's sum */
 	float2 *ms; /* (work items here, kv_heads, PAIRS, spans): maximum, sum */
 	int draft; /* the block's own keys are a span of their own; nothing is stored */
 	int from_rows; /* target: keys from pos0 on are made from x and stored by the blocks that need them; otherwise the cache has them already */
@@ -35,6 +36,7 @@ struct attend_args {
 	int item0, step; /* items at a time */
 	int slots; /* of the ring of tiles */
 	float scale; /* log2(e) / sqrt(dim) */
+	int gqa, gqa_inverse; /* query heads of a kv head; 2^16 / that, rounded up */
 };
 
 static __device__ __forceinline__ size_t cache_at(const struct td_attn &w, const struct td_kv &kv, int slot, int pos, int head)
@@ -42,6 +44,27 @@ static __device__ __forceinline__ size_t cache_at(const struct td_attn &w, const
 	size_t page = (size_t)kv.table[(size_t)slot * kv.max_pages + pos / TD_PAGE];
 
 	return ((page * w.kv_heads + head) * TD_PAGE + pos % TD_PAGE) * w.head_dim;
+}
+
+/* The row of pair m, counted from the group's first. */
+static __device__ __forceinline__ int row_of(const struct attend_args &p, int m)
+{
+	return m * p.gqa_inverse >> 16;
+}
+
+/* The tiles [tile, end) that row r of s needs; the drafter's block's own keys come besides. */
+struct reach {
+	int tile, end;
+};
+static __device__ __forceinline__ struct reach reach_of(const struct attend_args &p, const struct td_seq &s, int r)
+{
+	struct reach a = {0, (s.pos0 + r) / TILE + 1};
+
+	if (p.draft) {
+		a.tile = p.w.window && s.pos0 >= p.w.window ? (s.pos0 - (p.w.window - 1)) / TILE : 0;
+		a.end = div_up(s.pos0, TILE);
+	}
+	return a;
 }
 
 static __device__ __forceinline__ int sequence_of(const struct td_seq *seq, int n_seq, int row)
@@ -95,15 +118,32 @@ template <int D> static __device__ __forceinline__ void norm_weights(const struc
 		y[i] = (w.zero_centred ? 1.0f : 0.0f) + weight[lane * (D / 32) + i];
 }
 
-/* cos and sin of position `pos` for the pairs of dims (j, j + half), j = first, first + step, ... qwen35 3.2.4 */
-static __device__ __forceinline__ void turns(const struct td_attn &w, int pos, float2 *turn, int first, int step)
+/*
+ * cos and sin of an angle that a position can make (below 2^22), to about an ulp: pi / 2 in three parts, of which the first product is exact, and short
+ * polynomials. The library's functions have a second way for larger angles, and that is much code for kernels that run through theirs once.
+ */
+static __device__ __forceinline__ float2 turn_of(float angle)
+{
+	float k = rintf(angle * 0.636619772f), r = fmaf(k, 1.7151245e-15f, fmaf(k, 4.37113883e-8f, fmaf(k, -1.57079637f, angle))), z = r * r;
+	float s = fmaf(fmaf(fmaf(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f) * z, r, r);
+	float c = fmaf(fmaf(fmaf(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f) * z, z, fmaf(-0.5f, z, 1.0f));
+	int quarter = (int)k;
+
+	if (quarter & 1) {
+		float t = c;
+
+		c = -s;
+		s = t;
+	}
+	return quarter & 2 ? make_float2(-c, -s) : make_float2(c, s);
+}
+
+/* cos and sin of position `pos` for the pairs of dims (j, j + half), j = first, first + step, ... below n. qwen35 3.2.4 */
+static __device__ __forceinline__ void turns(const float *inv_freq, int n, int pos, float2 *turn, int first, int step)
 {
 #pragma unroll 1
-	for (int j = first; j < w.rotary_dim / 2; j += step) {
-		float angle = (float)pos * w.inv_freq[j];
-
-		turn[j] = make_float2(cosf(angle), sinf(angle));
-	}
+	for (int j = first; j < n; j += step)
+		turn[j] = turn_of((float)pos * inv_freq[j]);
 }
 
 /* rotary(norm(x)) of one head; `turn` is its position's. The halves of a pair lie in two lanes at the same place, or in one (qwen35 3.2.3-4). */
@@ -248,6 +288,8 @@ int td__attend_prepare(struct td_dev *dev, struct attend_args *p, const struct t
 void td__attend_append(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b);
 /* The spans and their sum, for rows of p->part. */
 void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch *b);
+/* attend_sum.cu: the sum alone, of n work items of up to `rows` rows. */
+void td__attend_sum(struct td_dev *dev, const struct attend_args *p, int rows, int n);
 /* attend_prompt.cu: rows of whole blocks. */
 void td__attend_prompt(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b);
 

@@ -190,7 +190,7 @@ template <int D, int MT, int KEYS> static __global__ void __launch_bounds__(THRE
 		page[j] = table[j];
 	fetch<D, KEYS>(p.kv.k, page, p.w.kv_heads, kv_head, k_sh);
 	for (int r = warp; r < rows; r += WARPS)
-		turns(p.w, pos + r, turn_sh + r * half, lane, 32);
+		turns(p.w.inv_freq, half, pos + r, turn_sh + r * half, lane, 32);
 	__syncthreads();
 	queries<D, MT>(p, s, r0, rows * gqa, kv_head, q_sh, turn_sh);
 	__syncthreads();

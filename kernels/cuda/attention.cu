@@ -21,7 +21,7 @@ void td__cuda_attention(struct td_dev *dev, const struct td_attn *w, const struc
 	for (int i = 0; i < b->n_seq; i++)
 		if (part_of(b->seq[i], ROWS_BLOCKS).rows)
 			p.part = ROWS_BEFORE;
-	p.from_rows = p.groups == 1 && p.part == ROWS_ALL;
+	p.from_rows = p.rows <= TD_BLOCK_MAX && p.groups == 1 && p.part == ROWS_ALL;
 	if (!p.from_rows)
 		td__attend_append(dev, &p, b);
 	td__attend(dev, &p, b);

@@ -111,6 +111,15 @@ static __device__ __forceinline__ void let_next_start()
 	asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
+/* An address or number that the compiler has to have made here, not where it is first used: before a wait. */
+template <class T> static __device__ __forceinline__ void make_now(T *&p)
+{
+	asm volatile("" : "+l"(p));
+}
+static __device__ __forceinline__ void make_now(int &i)
+{
+	asm volatile("" : "+r"(i));
+}
 /* The GPU's clock in nanoseconds; it steps by about a microsecond. */
 static __device__ __forceinline__ unsigned long long device_ns()
 {

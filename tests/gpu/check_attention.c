@@ -115,12 +115,14 @@ static void target_life(const char *name, struct td_attn shape)
 	static const struct td_seq two[] = {
 		{.slot = 0, .rows = 16, .pos0 = 5}, {.slot = 1, .row0 = 16, .rows = 1, .pos0 = 150}, {.slot = 2, .row0 = 17, .rows = 70}};
 	static const struct td_seq three[] = {{.slot = 1, .rows = 16, .pos0 = 120}, {.slot = 0, .row0 = 16, .rows = 7, .pos0 = 10}};
+	static const struct td_seq four[] = {{.slot = 2, .rows = 20, .pos0 = 70, .commit = 1}}; /* one group of rows, but more than a block */
 	struct layer l;
 
 	layer_make(&l, shape, 300, 0);
 	run(&l, "attention", name, TARGET, one, 2);
 	run(&l, "attention", name, TARGET, two, 3);
 	run(&l, "attention", name, TARGET, three, 2);
+	run(&l, "attention", name, TARGET, four, 1);
 	drop_all();
 }
 
@@ -133,7 +135,7 @@ static float *long_values(const float *x, size_t n, size_t all)
 	return y;
 }
 
-/* Blocks of 16 and of fewer rows far in. Spans are one tile long up to position 33 * 64 - 1, then two: a context of 2,100 has rows of both. */
+/* Blocks of 16 and of fewer rows far in. Up to position 33 * 64 - 1 a span has one tile, beyond some have two: a context of 2,100 has rows of both. */
 static void target_long(const char *name, struct td_attn shape, int context)
 {
 	struct td_seq seq[2] = {{.slot = 2, .rows = 16, .pos0 = context}, {.slot = 0, .row0 = 16, .rows = 3, .pos0 = context / 3}};
@@ -207,7 +209,7 @@ void check_attention(void)
 	const struct td_attn big = {.heads = 16, .kv_heads = 4, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn tiny = {.heads = 4, .kv_heads = 1, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn thin = {.heads = 2, .kv_heads = 1, .head_dim = 256, .rotary_dim = 64, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
-	const struct td_attn odd = {.heads = 6, .kv_heads = 2, .head_dim = 128, .rotary_dim = 40, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
+	const struct td_attn odd = {.heads = 6, .kv_heads = 2, .head_dim = 128, .rotary_dim = 48, .eps = 1e-6f, .zero_centred = 1, .gated = 1};
 	const struct td_attn plain = {.heads = 5, .kv_heads = 5, .head_dim = 64, .rotary_dim = 64, .eps = 1e-6f};
 
 	target_life("tiny: 4/1 of 256", tiny);

@@ -109,6 +109,9 @@ static inline void after_previous()
 static inline void let_next_start()
 {
 }
+template <class T> static inline void make_now(T &)
+{
+}
 static inline unsigned long long device_ns()
 {
 	struct timespec t;
