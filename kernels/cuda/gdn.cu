@@ -2,26 +2,30 @@
  * gdn.cu: the Gated DeltaNet layer in one launch: causal convolution, silu, L2 norms, gates, delta rule, gated norm (qwen35 3.4, 3.8).
  *
  * Work: the columns of a state matrix (k_dim, v_dim) evolve apart from each other, so a block owns 32 columns of one value head of one sequence.
- * Its first warps, the steppers, keep them in registers from the first token to the last: four columns a warp, 16 lanes (parts) for each two columns,
- * every one with each 16th run of four rows.
+ * Its first warps, the steppers, keep them in registers from the first token to the last: eight columns a warp, 8 lanes (parts) for each two columns,
+ * every one with each 8th run of four rows.
  *
  *	before the kernel before this one has ended (p.early):
- *		state -> registers; tail and rows to replay -> shared memory; prepare the latter, step through them
+ *		state -> registers; tail and rows to replay -> shared memory; prepare the latter, step through them, store the state
  *	after it, for each 16 new rows:
- *		rows -> shared memory; the replayed state is stored
- *		prepare: a warp takes a token: convolution, silu, norms -> shared memory
- *		step, token by token without a barrier | meanwhile the other warps bring tail and ring up to date
+ *		rows -> shared memory
+ *		prepare (convolution, silu, norms -> shared memory):
+ *			steppers: q and k of the first half	| others: values and gates
+ *		steppers: step, token by token			| others: q and k of the second half; tail and ring are brought up to date
  *		sums of o; gated norm
  *
  * The norm is over a head, that is over four blocks. Where they can be a cluster they exchange their sums of squares, else the last one to finish does
  * it for all, and with more rows than a block of verification a second kernel.
  *
  * Latency is all there is: 4 MB move in a microsecond, but a chain of loads, norms and 21 tokens lies between input and output. So a token's chain is
- * one dot product, four shuffles and one update. What is read after the write comes from the old state, beside the chain: S' = a S + k d, so
- * S'q = a Sq + d (k.q); and its sum over the parts waits until all tokens are through. A token costs a scheduler 128 multiply-adds and about 70 other
- * instructions, and the reads of k and q as many cycles of shared memory: a lane's word takes its time there though others read the same one, so a
- * lane has two columns for each word. (With one column, 8 parts: 350 cycles a token measured.) Two steppers share a scheduler, so that one's shuffles
- * pass under the other's sums; the compiler would not do that within one warp.
+ * one dot product, three shuffles and one update; with a stepper on each scheduler what else it does has to pass under its own shuffles. Hence the order
+ * in step(): a turn begins with a token's shuffles and ends with the next one's dot product, and what the token before read from the state it left, the
+ * decay and the next loads stand between; the sum of o over the parts waits until all tokens are through. Of 280 cycles a token 167 are instructions, 128
+ * of them multiply-adds. (Loads at the end of a turn, for the next: 310. Two steppers a scheduler, 16 parts: 300 and more, as they share the same shared
+ * memory: a lane's word takes its time there though others read the same one, so a lane has two columns for each word.)
+ *
+ * A block needs less than half of a multiprocessor's registers and shared memory and lets the next kernel start at once: the products before and after it
+ * run beside it, and what it does early passes under the former. Alone on a multiprocessor it costs 5 us more.
  *
  * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
  * order, so they agree to the bit, wherever a prompt is cut.
@@ -31,22 +35,20 @@
  */
 #include "kernels/cuda/gdn.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 12, THREADS = WARPS * 32, STEPPERS = 8, PARTS = 16, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS };
-enum { WINDOW = 16, RING = 24, MAX_SLICES = 4 };
+enum { COLS = GDN_SLICE, WARPS = 8, THREADS = WARPS * 32, STEPPERS = 4, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS };
+enum { WINDOW = 16, HALF = 8, TURN = 4, ROWS = TD_CONV_TAIL + 2 * WINDOW, MAX_SLICES = 4 };
 
 /*
- * A block's shared memory: raw inputs, a row of the stream (stream_row) at its number modulo RING, [q | k | v of the slice | z of the slice] in pieces of
- * eight channels, of which tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
+ * A block's shared memory: raw inputs, rows of the stream (stream_row), [q | k | v of the slice | z of the slice] in pieces of eight channels, of which
+ * tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
  */
 template <int KD> struct window {
 	enum { KEPT = (2 * KD + COLS) / 8, PIECES = KEPT + COLS / 8 };
-	uint4 raw[RING * PIECES];
-	float k[WINDOW * KD], q[WINDOW * KD], v[WINDOW * COLS];
-	float2 gate[WINDOW]; /* decay, beta */
-	float kq[WINDOW], d[WINDOW * COLS];
-	float o[WINDOW * COLS * SHARES];
+	uint4 raw[ROWS * PIECES];
+	float q[WINDOW * KD], k[(WINDOW + 1) * KD], v[(WINDOW + 1) * COLS]; /* the line behind the last is read and not used */
+	float4 gate[WINDOW + 1]; /* decay, beta, -decay * beta */
+	float o[(WINDOW + 1) * COLS * SHARES]; /* of token i in line i + 1 */
 	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
-	float norm[COLS]; /* weights of the gated norm */
 	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head, counted by */
 	uint64_t inbox;
 };
@@ -77,15 +79,14 @@ template <int KD, int VD> static __device__ __forceinline__ struct place find_pl
 
 template <int KD> static __device__ __forceinline__ void load_weights(const struct gdn_args &p, const struct place &at, struct window<KD> &x)
 {
-	enum { N = KD / 32 };
+	enum { C = KD / 32 };
 	const float4 *w = (const float4 *)p.w.conv;
 
-	if ((int)threadIdx.x < COLS)
-		x.norm[threadIdx.x] = at.col0 + (int)threadIdx.x < at.v_dim ? p.w.norm[at.col0 + threadIdx.x] : 0.0f;
+#pragma unroll
 	for (int i = threadIdx.x; i < 2 * KD + COLS; i += THREADS) {
-		int lane = i & 31, c = i / 32 % N, col = at.col0 + lane < at.v_dim ? lane : 0;
+		int lane = i & 31, c = lane * C + i / 32 % C, col = at.col0 + lane < at.v_dim ? lane : 0;
 
-		x.taps[i] = w[i >= 2 * KD ? at.channel + col : ((i / KD) * p.w.k_heads + at.k_head) * KD + lane * N + c];
+		copy16(&x.taps[i], &w[i >= 2 * KD ? at.channel + col : ((i / KD) * p.w.k_heads + at.k_head) * KD + c]);
 	}
 }
 
@@ -101,184 +102,216 @@ template <int KD> static __device__ __forceinline__ int piece_column(const struc
 	return i + (piece < window<KD>::KEPT ? at.channel : p.channels + at.head * at.v_dim + at.col0);
 }
 
-/* A thread's pieces of up to LOADS * THREADS / PIECES rows: number of the row, and how far from the first. */
-template <int KD> struct pieces {
-	enum { LOADS = (WINDOW * window<KD>::PIECES + THREADS - 1) / THREADS };
-	int row[LOADS], offset[LOADS];
-};
-
-template <int KD> static __device__ __forceinline__ void find_pieces(const struct gdn_args &p, const struct place &at, struct pieces<KD> &x)
-{
-#pragma unroll
-	for (int i = 0; i < pieces<KD>::LOADS; i++) {
-		int id = threadIdx.x + i * THREADS, column = piece_column<KD>(p, at, id % window<KD>::PIECES);
-
-		x.row[i] = column < 0 ? WINDOW : id / window<KD>::PIECES;
-		x.offset[i] = x.row[i] * p.ld + column;
-	}
-}
-
 /* Tail and rows to replay: rows 0 .. replay + 2 of the stream. */
 template <int KD>
 static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct place &at, struct window<KD> &x)
 {
 	enum { KEPT = window<KD>::KEPT };
 
-#pragma unroll 2
+#pragma unroll 1
 	for (int id = threadIdx.x; id < (s.replay + TD_CONV_TAIL) * KEPT; id += THREADS) {
 		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD>(p, at, piece);
 
 		if (channel >= 0)
-			x.raw[row * window<KD>::PIECES + piece] = __ldcg((const uint4 *)(stream_row(p, s, row) + channel));
+			copy16(&x.raw[row * window<KD>::PIECES + piece], stream_row(p, s, row) + channel);
 	}
 }
 
-/* What a lane's gate is made of, for n tokens from token t0 of the stream on by one warp: b of the tokens in its first half, a in the second. */
-static __device__ __forceinline__ float load_gate(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n)
+/* Where a thread's pieces of a window's new rows come from and go to, before these rows may be read. */
+template <int KD> struct pieces {
+	enum { LOADS = (WINDOW * window<KD>::PIECES + THREADS - 1) / THREADS };
+	uint32_t to[LOADS];
+	int offset[LOADS]; /* -1: none */
+};
+
+template <int KD>
+static __device__ __forceinline__ void find_pieces(const struct gdn_args &p, const struct place &at, int base, int n, struct window<KD> &x,
+						   struct pieces<KD> &mine)
 {
-	return token_ba(p, s, t0 + max(min(at.lane % WINDOW, n - 1), 0), at.head + at.lane / WINDOW * p.w.v_heads);
+	enum { PIECES = window<KD>::PIECES };
+
+#pragma unroll
+	for (int i = 0; i < pieces<KD>::LOADS; i++) {
+		int id = threadIdx.x + i * THREADS, row = id / PIECES, piece = id % PIECES, column = piece_column<KD>(p, at, piece);
+
+		mine.offset[i] = column < 0 || row >= n ? -1 : row * p.ld + column;
+		mine.to[i] = shared_address(&x.raw[(base + TD_CONV_TAIL + row) * PIECES + piece]);
+	}
+}
+
+/* What a lane's gate is made of, as it stands in memory: b of token t0 + lane of the stream in the first half of a warp, a in its second. */
+struct gate_word {
+	uint32_t word;
+	int f32, odd;
+};
+
+static __device__ __forceinline__ struct gate_word load_gate(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n)
+{
+	int i = t0 + max(min(at.lane % WINDOW, n - 1), 0), column = at.head + at.lane / WINDOW * p.w.v_heads;
+	struct gate_word g;
+
+	g.word = token_ba_word(p, s, i, column, &g.odd, &g.f32);
+	return g;
 }
 
 template <int KD>
-static __device__ __forceinline__ void make_gate(const struct place &at, float v, float rate, float bias, struct window<KD> &x)
+static __device__ __forceinline__ void make_gate(const struct place &at, struct gate_word g, float rate, float bias, struct window<KD> &x)
 {
-	float beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
+	float v = either(g.word, g.odd, g.f32), beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
 
 	decay = __shfl_xor_sync(~0u, decay, WINDOW);
 	if (at.lane < WINDOW)
-		x.gate[at.lane] = make_float2(decay, beta);
+		x.gate[at.lane] = make_float4(decay, beta, -decay * beta, 0);
 }
 
 /*
- * Convolution, silu and norms of tokens t .. t + TURN - 1 of a window that begins at token t0 of the stream, by a warp. Two neighbours share weights and
- * rows: what they cost is mostly reads of shared memory.
+ * Convolution, silu and norm of q or k of N tokens, from token t of a window whose rows begin at row `base`, by a warp. Neighbours share weights and rows:
+ * what they cost is mostly reads of shared memory. Behind a window's last token stands whatever was there, and nobody reads what becomes of it.
  */
-template <int KD, int TURN> static __device__ __forceinline__ void prepare(const struct place &at, int t0, int t, struct window<KD> &x)
+template <int KD, int N> static __device__ __forceinline__ void prepare(const struct place &at, int base, int t, int is_k, struct window<KD> &x)
 {
-	enum { N = KD / 32, ROWS = TD_CONV_TAIL + TURN };
-	uint32_t q[ROWS][N / 2], k[ROWS][N / 2];
-	float a[TURN][N], b[TURN][N], v[ROWS], qq[TURN] = {}, kk[TURN] = {}, kq[TURN] = {};
-	float4 w = x.taps[2 * KD + at.lane];
+	enum { C = KD / 32 };
+	const bf16 *rows = (const bf16 *)(x.raw + (base + t) * window<KD>::PIECES) + is_k * KD + at.lane * C;
+	const float4 *taps = x.taps + is_k * KD + at.lane;
+	float *to = (is_k ? x.k : x.q) + t * KD + at.lane * C, scale = is_k ? 1.0f : rsqrtf((float)KD);
+	uint32_t w[TD_CONV_TAIL + N][C / 2];
+	float a[N][C], sum[N] = {};
 
 #pragma unroll
-	for (int j = 0; j < ROWS; j++) {
-		const bf16 *row = (const bf16 *)(x.raw + (t0 + t + j) % RING * window<KD>::PIECES);
-
-		copy_words<N / 2>(q[j], row + at.lane * N);
-		copy_words<N / 2>(k[j], row + KD + at.lane * N);
-		v[j] = __bfloat162float(row[2 * KD + at.lane]);
-	}
+	for (int j = 0; j < TD_CONV_TAIL + N; j++)
+		copy_words<C / 2>(w[j], rows + j * window<KD>::PIECES * 8);
 #pragma unroll
-	for (int c = 0; c < N; c++) {
-		float4 wq = x.taps[c * 32 + at.lane], wk = x.taps[KD + c * 32 + at.lane];
+	for (int c = 0; c < C; c++) {
+		float4 tap = taps[c * 32];
 
 #pragma unroll
-		for (int i = 0; i < TURN; i++) {
-			a[i][c] = conv(wq, element(q[i], c), element(q[i + 1], c), element(q[i + 2], c), element(q[i + 3], c));
-			b[i][c] = conv(wk, element(k[i], c), element(k[i + 1], c), element(k[i + 2], c), element(k[i + 3], c));
-			qq[i] = fmaf(a[i][c], a[i][c], qq[i]);
-			kk[i] = fmaf(b[i][c], b[i][c], kk[i]);
-			kq[i] = fmaf(a[i][c], b[i][c], kq[i]);
+		for (int i = 0; i < N; i++) {
+			a[i][c] = conv(tap, element(w[i], c), element(w[i + 1], c), element(w[i + 2], c), element(w[i + 3], c));
+			sum[i] = fmaf(a[i][c], a[i][c], sum[i]);
 		}
 	}
 #pragma unroll
-	for (int i = 0; i < TURN; i++) {
-		qq[i] = rsqrtf(warp_sum(qq[i]) + 1e-6f) * rsqrtf((float)KD);
-		kk[i] = rsqrtf(warp_sum(kk[i]) + 1e-6f);
-		kq[i] = warp_sum(kq[i]) * qq[i] * kk[i];
-		store_lane<N>(x.q + (t + i) * KD + at.lane * N, a[i], qq[i]);
-		store_lane<N>(x.k + (t + i) * KD + at.lane * N, b[i], kk[i]);
+	for (int i = 0; i < N; i++)
+		sum[i] = rsqrtf(warp_sum(sum[i]) + 1e-6f) * scale;
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		store_lane<C>(to + i * KD, a[i], sum[i]);
+}
+
+/* The same of this slice's values, which have no norm. */
+template <int KD, int N> static __device__ __forceinline__ void prepare_values(const struct place &at, int base, int t, struct window<KD> &x)
+{
+	const bf16 *rows = (const bf16 *)(x.raw + (base + t) * window<KD>::PIECES) + 2 * KD + at.lane;
+	float4 w = x.taps[2 * KD + at.lane];
+	float v[TD_CONV_TAIL + N];
+
+#pragma unroll
+	for (int j = 0; j < TD_CONV_TAIL + N; j++)
+		v[j] = __bfloat162float(rows[j * window<KD>::PIECES * 8]);
+#pragma unroll
+	for (int i = 0; i < N; i++)
 		x.v[(t + i) * COLS + at.lane] = conv(w, v[i], v[i + 1], v[i + 2], v[i + 3]);
-		if (at.lane == 0)
-			x.kq[t + i] = kq[i];
-	}
+}
+
+/* This lane's part of a line times its two columns, in CHAINS sums each. */
+template <int KD, int CHAINS> static __device__ __forceinline__ float2 times(const float4 k[KD / (4 * PARTS)], const float state[2][KD / PARTS])
+{
+	float r[2][2] = {};
+
+#pragma unroll
+	for (int j = 0; j < KD / (4 * PARTS); j++)
+#pragma unroll
+		for (int c = 0; c < 2; c++) {
+			r[c][0] = fmaf(state[c][j * 4], k[j].x, r[c][0]);
+			r[c][CHAINS - 1] = fmaf(state[c][j * 4 + 1], k[j].y, r[c][CHAINS - 1]);
+			r[c][0] = fmaf(state[c][j * 4 + 2], k[j].z, r[c][0]);
+			r[c][CHAINS - 1] = fmaf(state[c][j * 4 + 3], k[j].w, r[c][CHAINS - 1]);
+		}
+	return CHAINS == 1 ? make_float2(r[0][0], r[1][0]) : make_float2(r[0][0] + r[0][1], r[1][0] + r[1][1]);
+}
+
+/* This and the next lane's share of a token's o: the lane's first or second column by its parity. */
+static __device__ __forceinline__ float share(float2 e, int odd)
+{
+	return (odd ? e.y : e.x) + __shfl_xor_sync(~0u, odd ? e.x : e.y, 1);
+}
+
+template <int KD> static __device__ __forceinline__ void load_line(float4 to[KD / (4 * PARTS)], const float4 *from)
+{
+#pragma unroll
+	for (int j = 0; j < KD / (4 * PARTS); j++)
+		to[j] = from[j * PARTS];
 }
 
 /*
- * n tokens on this lane's part of its two columns. k of a token is kept in registers from its dot product to its update, and there the next token's takes
- * its place. Sums go through the warp as the lane's first or second column's by the lane's parity: half as many shuffles. Each token leaves d, and this
- * and the next lane's share of q times the old state.
+ * n tokens on this lane's part of its two columns. k of a token is kept in registers from its dot product to its update; q is read ahead for the turn after
+ * its own. Each token leaves this and the next lane's share of o. Halfway all warps meet, as the others prepare the second half.
  */
 template <int KD> static __device__ __forceinline__ void step(struct window<KD> &x, const struct place &at, int n, float state[2][KD / PARTS])
 {
 	enum { RUNS = KD / (4 * PARTS) };
-	const float4 *k_sh = (const float4 *)x.k + at.part, *q_sh = (const float4 *)x.q + at.part;
-	int odd = __shfl_sync(~0u, at.part & 1, at.lane), own = at.col + odd; /* a shuffle, or it would be made anew each time */
-	float *o_sh = x.o + own * SHARES + at.part / 2;
-	float4 k[RUNS];
+	const float4 *q_sh = (const float4 *)x.q + at.part, *k_sh = (const float4 *)x.k + at.part, *gate_sh = x.gate;
+	const float2 *v_sh = (const float2 *)(x.v + at.col);
+	int odd = __shfl_sync(~0u, at.part & 1, at.lane), stop = n > HALF ? HALF - 2 : n, t = 0; /* a shuffle, or it would be made anew each time */
+	float *o_sh = x.o + (at.col + odd) * SHARES + at.part / 2;
+	float4 k[RUNS], q[RUNS] = {}, gate = *gate_sh;
+	float2 r, v = *v_sh;
 
-#pragma unroll
-	for (int j = 0; j < RUNS; j++)
-		k[j] = k_sh[j * PARTS];
+	load_line<KD>(k, k_sh);
+	r = times<KD, 2>(k, state);
+#pragma unroll 1
+	for (;; stop = n) {
 #pragma unroll 2
-	for (int t = 0; t < n; t++) {
-		float2 gate = x.gate[t];
-		float v = x.v[t * COLS + own], r[2][2] = {}, e[2][2] = {}, d[2], sum;
-		float4 q[RUNS];
+		for (; t < stop; t++) {
+			float4 next[RUNS];
+			float2 e, d;
 
+			k_sh += KD / 4;
+			load_line<KD>(next, k_sh);
 #pragma unroll
-		for (int j = 0; j < RUNS; j++)
-			q[j] = q_sh[j * PARTS];
-		q_sh += KD / 4;
-		k_sh += KD / 4; /* behind the last token lies something else, which is read and not used */
-#pragma unroll
-		for (int j = 0; j < RUNS; j++)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				r[c][0] = fmaf(state[c][j * 4], k[j].x, r[c][0]);
-				r[c][1] = fmaf(state[c][j * 4 + 1], k[j].y, r[c][1]);
-				r[c][0] = fmaf(state[c][j * 4 + 2], k[j].z, r[c][0]);
-				r[c][1] = fmaf(state[c][j * 4 + 3], k[j].w, r[c][1]);
+			for (int m = 1; m < PARTS; m <<= 1) {
+				r.x += __shfl_xor_sync(~0u, r.x, m);
+				r.y += __shfl_xor_sync(~0u, r.y, m);
 			}
-		r[0][0] += r[0][1];
-		r[1][0] += r[1][1];
-		sum = (odd ? r[1][0] : r[0][0]) + __shfl_xor_sync(~0u, odd ? r[0][0] : r[1][0], 1);
+			e = times<KD, 1>(q, state);
+			load_line<KD>(q, q_sh);
+			q_sh += KD / 4;
+			d.x = fmaf(gate.z, r.x, gate.y * v.x);
+			d.y = fmaf(gate.z, r.y, gate.y * v.y);
 #pragma unroll
-		for (int m = 2; m < PARTS; m <<= 1)
-			sum += __shfl_xor_sync(~0u, sum, m);
+			for (int j = 0; j < RUNS; j++) {
 #pragma unroll
-		for (int j = 0; j < RUNS; j++)
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				e[c][0] = fmaf(state[c][j * 4], q[j].x, e[c][0]);
-				e[c][1] = fmaf(state[c][j * 4 + 1], q[j].y, e[c][1]);
-				e[c][0] = fmaf(state[c][j * 4 + 2], q[j].z, e[c][0]);
-				e[c][1] = fmaf(state[c][j * 4 + 3], q[j].w, e[c][1]);
+				for (int c = 0; c < 2; c++) {
+					float dc = c ? d.y : d.x;
+
+					state[c][j * 4] = fmaf(k[j].x, dc, state[c][j * 4] * gate.x);
+					state[c][j * 4 + 1] = fmaf(k[j].y, dc, state[c][j * 4 + 1] * gate.x);
+					state[c][j * 4 + 2] = fmaf(k[j].z, dc, state[c][j * 4 + 2] * gate.x);
+					state[c][j * 4 + 3] = fmaf(k[j].w, dc, state[c][j * 4 + 3] * gate.x);
+				}
+				k[j] = next[j];
 			}
-		sum = gate.y * fmaf(-gate.x, sum, v);
-		if (at.part < 2)
-			x.d[t * COLS + own] = sum;
-		d[1] = __shfl_xor_sync(~0u, sum, 1);
-		d[0] = odd ? d[1] : sum;
-		d[1] = odd ? sum : d[1];
-#pragma unroll
-		for (int j = 0; j < RUNS; j++) {
-#pragma unroll
-			for (int c = 0; c < 2; c++) {
-				state[c][j * 4] = fmaf(k[j].x, d[c], state[c][j * 4] * gate.x);
-				state[c][j * 4 + 1] = fmaf(k[j].y, d[c], state[c][j * 4 + 1] * gate.x);
-				state[c][j * 4 + 2] = fmaf(k[j].z, d[c], state[c][j * 4 + 2] * gate.x);
-				state[c][j * 4 + 3] = fmaf(k[j].w, d[c], state[c][j * 4 + 3] * gate.x);
-			}
-			k[j] = k_sh[j * PARTS];
+			gate = *++gate_sh;
+			v = *(v_sh += COLS / 2);
+			r = times<KD, 2>(k, state);
+			*o_sh = share(e, odd); /* of the token before */
+			o_sh += COLS * SHARES;
 		}
-		e[0][0] += e[0][1];
-		e[1][0] += e[1][1];
-		*o_sh = (odd ? e[1][0] : e[0][0]) + __shfl_xor_sync(~0u, odd ? e[0][0] : e[1][0], 1);
-		o_sh += COLS * SHARES;
+		if (stop == n)
+			break;
+		__syncthreads(); /* run_window's others are there, too */
 	}
+	*o_sh = share(times<KD, 1>(q, state), odd);
 }
 
 /* Two neighbouring columns of o of a window's row, from their shares. */
 template <int KD> static __device__ __forceinline__ float2 sum_shares(const struct window<KD> &x, int row, int col)
 {
-	const float4 *share = (const float4 *)(x.o + (row * COLS + col) * SHARES);
-	float4 a = share[0], b = share[1], c = share[2], d = share[3];
-	float decay = x.gate[row].x, kq = x.kq[row];
+	const float4 *share = (const float4 *)(x.o + ((row + 1) * COLS + col) * SHARES);
+	float4 a = share[0], b = share[1];
 
-	static_assert(SHARES == 8, "two words of four for each column");
-	return make_float2(fmaf(decay, ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w)), x.d[row * COLS + col] * kq),
-			   fmaf(decay, ((c.x + c.y) + (c.z + c.w)) + ((d.x + d.y) + (d.z + d.w)), x.d[row * COLS + col + 1] * kq));
+	static_assert(SHARES == 4, "a word of four for each column");
+	return make_float2((a.x + a.y) + (a.z + a.w), (b.x + b.y) + (b.z + b.w));
 }
 
 /*
@@ -286,30 +319,29 @@ template <int KD> static __device__ __forceinline__ float2 sum_shares(const stru
  * sums is that of gated_norm, so it makes no difference which of them does it.
  */
 template <int KD>
-static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n,
-						       struct window<KD> &x)
+static __device__ __forceinline__ void norm_in_cluster(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int base, int n,
+						       float2 weight, struct window<KD> &x)
 {
 	int row = threadIdx.x / (COLS / 2), lane = threadIdx.x % (COLS / 2), slice = at.col0 / COLS;
-	float2 o = {};
+	float2 o = {}, gate;
+	uint32_t z;
 	float sum;
 
-	cluster_wait(); /* the others have started, and made their inboxes */
-	if (at.warp >= WINDOW * COLS / 64)
-		return;
+	static_assert(THREADS == WINDOW * COLS / 2, "a thread has a pair of columns");
 	if (row < n)
 		o = sum_shares(x, row, lane * 2);
 	sum = slice_squares(o);
 	if (lane < MAX_SLICES)
 		inbox_send(&x.inbox, &x.squares[slice * WINDOW + row], lane, sum);
+	z = ((const uint32_t *)(x.raw + (base + TD_CONV_TAIL + row) * window<KD>::PIECES + window<KD>::KEPT))[lane];
+	gate = swish_pair(z); /* before the wait */
 	inbox_wait(&x.inbox);
 	if (row < n) {
-		const uint32_t *z = (const uint32_t *)(x.raw + (t0 + TD_CONV_TAIL + row) % RING * window<KD>::PIECES + window<KD>::KEPT);
-
 		sum = 0;
 		for (int i = 0; i < MAX_SLICES; i++)
 			sum += x.squares[i * WINDOW + row];
 		((uint32_t *)(p.out + (size_t)(s.row0 + t0 - s.replay + row) * p.ld_out + at.head * at.v_dim + at.col0))[lane] =
-			gate_pair(o, norm_scale(p, sum), *(const float2 *)(x.norm + lane * 2), z[lane]);
+			gate_pair(o, norm_scale(p, sum), weight, gate);
 	}
 }
 
@@ -332,12 +364,31 @@ static __device__ __forceinline__ unsigned *counters(const struct gdn_args &p)
 	return p.counter + blockIdx.z * (KEEPERS * p.w.k_heads + p.w.v_heads);
 }
 
-/* Is this block the last of the key head to have read the old tail and ring? A keeper's answer, in its first lane: each counts for itself. */
-static __device__ __forceinline__ int last_reader(const struct gdn_args &p, const struct place &at)
+/* How many blocks of the key head read the old tail and ring before: a keeper's answer, in its first lane, as each counts for itself. */
+static __device__ __forceinline__ unsigned readers_before(const struct gdn_args &p, const struct place &at)
 {
-	unsigned all = p.group * at.slices;
+	return at.lane ? 0 : count_reader(counters(p) + at.k_head * KEEPERS + at.warp - STEPPERS, p.group * at.slices);
+}
 
-	return at.lane == 0 && count_reader(counters(p) + at.k_head * KEEPERS + at.warp - STEPPERS, all) == all - 1;
+/* Piece of row `row` of what is kept, the tail and then the ring, which begin at row `first` of the raw ones. */
+template <int KD>
+static __device__ __forceinline__ void keep_piece(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x,
+						  int first, int row, int piece)
+{
+	bf16 *tail = (bf16 *)p.st.tail + (ptrdiff_t)(s.slot * TD_CONV_TAIL + row) * p.channels;
+	bf16 *ring = (bf16 *)p.st.ring_m + (ptrdiff_t)(s.slot * TD_BLOCK_MAX + row - TD_CONV_TAIL) * p.channels;
+	int channel = piece_column<KD>(p, at, piece);
+
+	if (channel >= 0)
+		*(uint4 *)((row < TD_CONV_TAIL ? tail : ring) + channel) = x.raw[(first + row) * window<KD>::PIECES + piece];
+}
+
+/* Column of the id-th of a key head's b and a, of which a row has 2 * group. */
+static __device__ __forceinline__ int ba_column(const struct gdn_args &p, const struct place &at, int id)
+{
+	int j = id % (2 * p.group);
+
+	return at.k_head * p.group + j + (j < p.group ? 0 : p.w.v_heads - p.group);
 }
 
 /*
@@ -345,30 +396,62 @@ static __device__ __forceinline__ int last_reader(const struct gdn_args &p, cons
  * and a are written by the last block of the key head to have read them.
  */
 template <int KD>
-static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x,
-					    int last)
+static __device__ __forceinline__ void keep(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x, int first,
+					    unsigned before)
 {
-	enum { KEPT = window<KD>::KEPT, Q_K = 2 * KD / 8 };
-	int i = (at.warp - STEPPERS) * 32 + at.lane, rows = s.commit ? 0 : s.rows, first = s.replay + (s.commit ? s.rows : 0);
-	bf16 *tail = (bf16 *)p.st.tail + (size_t)s.slot * TD_CONV_TAIL * p.channels;
-	bf16 *ring = (bf16 *)p.st.ring_m + (size_t)s.slot * TD_BLOCK_MAX * p.channels;
+	enum { Q_K = 2 * KD / 8, V = COLS / 8 };
+	int i = (at.warp - STEPPERS) * 32 + at.lane, rows = s.commit ? 0 : s.rows, all_ba = rows * 2 * p.group;
+	float ba = i < all_ba ? read_ba(p, s.row0 + i / (2 * p.group), ba_column(p, at, i)) : 0; /* comes while the answer does */
 
-	last = __shfl_sync(~0u, last, 0);
-#pragma unroll 2
-	for (int id = i; id < (TD_CONV_TAIL + rows) * KEPT; id += KEEPERS * 32) {
-		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD>(p, at, piece);
-		bf16 *to = row < TD_CONV_TAIL ? tail + (size_t)row * p.channels : ring + (size_t)(row - TD_CONV_TAIL) * p.channels;
-
-		if (channel >= 0 && (last || piece >= Q_K))
-			*(uint4 *)(to + channel) = x.raw[(first + row) % RING * window<KD>::PIECES + piece];
-	}
 #pragma unroll 1
-	for (int id = i; id < rows * 2 * p.group; id += KEEPERS * 32) {
-		int r = id / (2 * p.group), j = id % (2 * p.group), column = at.k_head * p.group + j + (j < p.group ? 0 : p.w.v_heads - p.group);
-		float v = read_ba(p, s.row0 + r, column);
+	for (int id = i; id < (TD_CONV_TAIL + rows) * V; id += KEEPERS * 32)
+		keep_piece<KD>(p, s, at, x, first, id / V, Q_K + id % V);
+	if (__shfl_sync(~0u, before, 0) != p.group * at.slices - 1)
+		return;
+#pragma unroll 2
+	for (int id = i; id < (TD_CONV_TAIL + rows) * Q_K; id += KEEPERS * 32)
+		keep_piece<KD>(p, s, at, x, first, id / Q_K, id % Q_K);
+#pragma unroll 1
+	for (int id = i; id < all_ba; id += KEEPERS * 32) {
+		int r = id / (2 * p.group), column = ba_column(p, at, id);
 
-		if (last)
-			p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = v;
+		if (id != i)
+			ba = read_ba(p, s.row0 + r, column);
+		p.st.ring_ba[((size_t)s.slot * TD_BLOCK_MAX + r) * 2 * p.w.v_heads + column] = ba;
+	}
+}
+
+/*
+ * A window of n tokens, whose rows are there, from row `base` on. The steppers prepare q and k of its first half, the others its values and gates;
+ * then the former step, and the latter prepare the second half. A warp comes to prepare() in one place only, so that its instructions are there.
+ */
+template <int KD>
+static __device__ __forceinline__ void run_window(const struct place &at, int base, int n, struct gate_word gate, float rate, float bias,
+						  struct window<KD> &x, float state[2][KD / PARTS])
+{
+	int other = at.warp >= STEPPERS;
+
+	static_assert(STEPPERS == 2 * HALF / TURN && KEEPERS == STEPPERS, "a warp prepares once");
+#pragma unroll 1
+	for (int half = 0; half < 2; half++) {
+		int t = half * HALF + at.warp % STEPPERS / 2 * TURN;
+
+		if (half == other) {
+			if (n == 1 && at.warp < 2)
+				prepare<KD, 1>(at, base, 0, at.warp, x);
+			else if (n > 1 && t < n)
+				prepare<KD, TURN>(at, base, t, at.warp & 1, x);
+		} else if (!other) {
+			step<KD>(x, at, n, state);
+		} else if (at.warp == STEPPERS) {
+			make_gate<KD>(at, gate, rate, bias, x);
+		} else {
+#pragma unroll 1
+			for (int i = (WARPS - 1 - at.warp) * TURN; i < n; i += (KEEPERS - 1) * TURN)
+				prepare_values<KD, TURN>(at, base, i, x);
+		}
+		if (!half || (other && n > HALF))
+			__syncthreads();
 	}
 }
 
@@ -382,27 +465,35 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 	struct window<KD> &x = *(struct window<KD> *)memory;
 	struct place at = find_place<KD, VD>(p);
 	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2;
-	float state[2][KD / PARTS] = {}, *kept, rate = -expf(p.w.a_log[at.head]), bias = p.w.dt_bias[at.head];
-	int t0 = 0, n, fresh, total, last;
-	struct pieces<KD> mine;
+	float state[2][KD / PARTS] = {}, *kept, rate = 0, bias = 0;
+	int t0 = 0, base = 0, n, fresh, end, total;
+	unsigned before = 0;
 	struct td_seq s;
 
+	let_next_start();
 	if (CLUSTER) {
 		if (threadIdx.x == 0)
 			inbox_make(&x.inbox, sizeof(x.squares));
 		cluster_arrive();
 	}
-	load_weights<KD>(p, at, x);
 	if (!p.early)
 		after_previous();
 	s = part_of(p.seq[blockIdx.z], p.part);
+	load_weights<KD>(p, at, x);
+	if (at.warp == STEPPERS) {
+		rate = p.w.a_log[at.head];
+		bias = p.w.dt_bias[at.head];
+	}
 	s.rows = __shfl_sync(~0u, s.rows, 0); /* for the compiler again */
 	s.replay = __shfl_sync(~0u, s.replay, 0);
 	total = s.replay + s.rows;
 	if (total == 0) {
+		copy_commit();
+		copy_wait<0>();
 		after_previous();
 		return;
 	}
+	load_kept<KD>(p, s, at, x);
 	kept = p.st.s + (((size_t)s.slot * p.w.v_heads + at.head) * KD + at.part * 4) * at.v_dim + at.col0 + at.col;
 #pragma unroll
 	for (int i = 0; i < KD / PARTS; i++)
@@ -412,57 +503,56 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 			state[0][i] = v.x;
 			state[1][i] = v.y;
 		}
-	load_kept<KD>(p, s, at, x);
-	find_pieces<KD>(p, at, mine);
+	if (CLUSTER)
+		cluster_wait(); /* the others have started, and made their inboxes */
+	rate = -expf(rate);
 #pragma unroll 1
 	do { /* the last window of a sequence without new rows is empty */
-		uint4 raw[pieces<KD>::LOADS];
-		float gate = 0;
+		struct gate_word gate = {};
+		float2 weight = {};
 
 		fresh = t0 >= s.replay;
 		n = min((fresh ? total : s.replay) - t0, (int)WINDOW);
+		end = fresh && t0 + n == total;
+		if (base > WINDOW) { /* no room for another window behind the last */
+			for (int i = threadIdx.x; i < TD_CONV_TAIL * window<KD>::PIECES; i += THREADS)
+				x.raw[i] = x.raw[base * window<KD>::PIECES + i];
+			base = 0;
+		}
 		if (fresh) {
 			const bf16 *from = p.qkvz + (ptrdiff_t)(s.row0 + t0 - s.replay) * p.ld;
+			struct pieces<KD> mine;
 
+			find_pieces<KD>(p, at, base, n, x, mine);
 			after_previous();
-			let_next_start();
 #pragma unroll
 			for (int i = 0; i < pieces<KD>::LOADS; i++)
-				if (mine.row[i] < n)
-					raw[i] = __ldcg((const uint4 *)(from + mine.offset[i]));
-			if (steps && !s.commit && t0 && t0 == s.replay)
-				store_state<KD>(kept, at, state);
+				if (mine.offset[i] >= 0)
+					copy16_to(mine.to[i], from + mine.offset[i]);
 		}
-		if (at.warp == WARPS - 1)
+		if (at.warp == STEPPERS)
 			gate = load_gate(p, s, at, t0, n);
-#pragma unroll
-		for (int i = 0; i < pieces<KD>::LOADS; i++)
-			if (fresh && mine.row[i] < n)
-				x.raw[(t0 + TD_CONV_TAIL + mine.row[i]) % RING * window<KD>::PIECES +
-				      (threadIdx.x + i * THREADS) % window<KD>::PIECES] = raw[i];
+		copy_commit();
+		copy_wait<0>();
 		__syncthreads();
-		last = at.warp >= STEPPERS && fresh && t0 + n == total ? last_reader(p, at) : 0; /* an answer that takes long */
-		if (n > WARPS && at.warp * 2 < n) /* of an odd number the last has a neighbour that is none, and nobody reads */
-			prepare<KD, 2>(at, t0, at.warp * 2, x);
-		else if (n <= WARPS && at.warp < n)
-			prepare<KD, 1>(at, t0, at.warp, x);
-		if (at.warp == WARPS - 1)
-			make_gate<KD>(at, gate, rate, bias, x);
+		if (at.warp >= STEPPERS && end)
+			before = readers_before(p, at); /* an answer that takes long */
+		run_window<KD>(at, base, n, gate, rate, bias, x, state);
+		if (steps && !fresh && !s.commit)
+			store_state<KD>(kept, at, state);
+		if (at.warp >= STEPPERS && end)
+			keep<KD>(p, s, at, x, base + (s.commit ? n : 0), before);
+		if (CLUSTER && fresh)
+			weight = __ldg((const float2 *)(p.w.norm + at.col0 + pair));
 		__syncthreads();
-		if (at.warp < STEPPERS)
-			step<KD>(x, at, n, state);
-		else if (fresh && t0 + n == total)
-			keep<KD>(p, s, at, x, last);
-		__syncthreads();
-		if (CLUSTER && fresh) { /* there is one such window */
-			norm_in_cluster<KD>(p, s, at, t0, n, x);
-			break;
-		}
-		if (fresh && row < n && at.col0 + pair < at.v_dim)
+		if (CLUSTER && fresh)
+			norm_in_cluster<KD>(p, s, at, t0, base, n, weight, x);
+		else if (fresh && row < n && at.col0 + pair < at.v_dim)
 			*(float2 *)(p.o + ((size_t)(s.row0 + t0 - s.replay + row) * p.w.v_heads + at.head) * at.v_dim + at.col0 + pair) =
 				sum_shares(x, row, pair);
 		t0 += n;
-	} while (!fresh || t0 < total);
+		base += n;
+	} while (!end);
 	if (steps && s.commit)
 		store_state<KD>(kept, at, state);
 	if (!CLUSTER && p.norm_here && last_to_arrive(counters(p) + KEEPERS * p.w.k_heads + at.head, at.slices))

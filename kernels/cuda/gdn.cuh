@@ -46,26 +46,41 @@ static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &
 	return from + (ptrdiff_t)i * (kept ? p.channels : p.ld);
 }
 
-/* A float32 word, or the half word that holds a bf16; one load either way. */
-static __device__ __forceinline__ float read_either(const void *from, size_t at, int f32)
+/* A float32 word, or the word in which a bf16 is one half; one load either way. */
+static __device__ __forceinline__ uint32_t load_either(const void *from, size_t at, int f32)
 {
-	uint32_t word = __ldcg((const uint32_t *)from + (f32 ? at : at / 2));
+	return __ldcg((const uint32_t *)from + (f32 ? at : at / 2));
+}
 
-	return f32 ? __uint_as_float(word) : at & 1 ? bf16_hi(word) : bf16_lo(word);
+static __device__ __forceinline__ float either(uint32_t word, int odd, int f32)
+{
+	return f32 ? __uint_as_float(word) : odd ? bf16_hi(word) : bf16_lo(word);
 }
 
 static __device__ __forceinline__ float read_ba(const struct gdn_args &p, int row, int i)
 {
-	return read_either(p.ba, (size_t)row * p.ld_ba + i, p.ba_f32);
+	size_t at = (size_t)row * p.ld_ba + i;
+
+	return either(load_either(p.ba, at, p.ba_f32), at & 1, p.ba_f32);
 }
 
-/* b or a of token i of the stream without the tail */
-static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const struct td_seq &s, int i, int column)
+/* b or a of token i of the stream without the tail, and where the word comes from. */
+static __device__ __forceinline__ uint32_t token_ba_word(const struct gdn_args &p, const struct td_seq &s, int i, int column, int *odd, int *f32)
 {
 	int kept = i < s.replay;
-	size_t at = kept ? ((size_t)s.slot * TD_BLOCK_MAX + i) * 2 * p.w.v_heads : (size_t)(s.row0 + i - s.replay) * p.ld_ba;
+	size_t at = (kept ? ((size_t)s.slot * TD_BLOCK_MAX + i) * 2 * p.w.v_heads : (size_t)(s.row0 + i - s.replay) * p.ld_ba) + column;
 
-	return read_either(kept ? p.st.ring_ba : p.ba, at + column, kept | p.ba_f32);
+	*odd = at & 1;
+	*f32 = kept | p.ba_f32;
+	return load_either(kept ? p.st.ring_ba : p.ba, at, *f32);
+}
+
+static __device__ __forceinline__ float token_ba(const struct gdn_args &p, const struct td_seq &s, int i, int column)
+{
+	int odd, f32;
+	uint32_t word = token_ba_word(p, s, i, column, &odd, &f32);
+
+	return either(word, odd, f32);
 }
 
 /* silu by the GPU's own exponential and reciprocal: some units in the last place, less than a bf16 input carries, for a fifth of the instructions. */
@@ -135,9 +150,14 @@ static __device__ __forceinline__ float norm_scale(const struct gdn_args &p, flo
 	return rsqrtf(fmaf(sum, p.share, p.w.eps));
 }
 
-static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, uint32_t z)
+static __device__ __forceinline__ float2 swish_pair(uint32_t z)
 {
-	return bf16_pair(o.x * scale * weight.x * swish(bf16_lo(z)), o.y * scale * weight.y * swish(bf16_hi(z)));
+	return make_float2(swish(bf16_lo(z)), swish(bf16_hi(z)));
+}
+
+static __device__ __forceinline__ uint32_t gate_pair(float2 o, float scale, float2 weight, float2 gate)
+{
+	return bf16_pair(o.x * scale * weight.x * gate.x, o.y * scale * weight.y * gate.y);
 }
 
 /* Gated norm of one head of one row by one warp (3.1 rmsg), half a warp for each slice. v_dim <= 256, even */
@@ -172,7 +192,7 @@ static __device__ __forceinline__ void gated_norm(const struct gdn_args &p, int 
 #pragma unroll
 	for (int i = 0; i < MAX; i++)
 		if (2 * (lane + 32 * i) < n)
-			*(uint32_t *)(y + 2 * (lane + 32 * i)) = gate_pair(v[i], sum, w[i], g[i]);
+			*(uint32_t *)(y + 2 * (lane + 32 * i)) = gate_pair(v[i], sum, w[i], swish_pair(g[i]));
 }
 
 #endif
