@@ -10,7 +10,15 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { TILES = 1 };
+	enum { TILES = 1, STARTS = 0 };
+
+	template <int NT> static __device__ __forceinline__ void begin(int, int, int, int, int, uint32_t, uint32_t, uint32_t)
+	{
+	}
+	template <int NT> static __device__ __forceinline__ uint32_t start(uint32_t, int)
+	{
+		return 0;
+	}
 
 	/* Where a lane reads next: rows g and g + 8 of a tile, column 8t of a chunk. Rows beyond the last are read as the last. */
 	template <int T> struct line {
@@ -25,11 +33,11 @@ struct bf16_format {
 			low = (const bf16 *)p.w + (size_t)min(o, p.out - 1) * p.in + k;
 			high = (const bf16 *)p.w + (size_t)min(o + 8, p.out - 1) * p.in + k;
 		}
-		__device__ __forceinline__ void step()
+		__device__ __forceinline__ void step(int chunks)
 		{
-			k += K_PARTS * CHUNK;
-			low += K_PARTS * CHUNK;
-			high += K_PARTS * CHUNK;
+			k += chunks * CHUNK;
+			low += chunks * CHUNK;
+			high += chunks * CHUNK;
 		}
 	};
 
@@ -48,7 +56,7 @@ struct bf16_format {
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t, float acc[T][NT][4]) const
 		{
 #pragma unroll
 			for (int u = 0; u < UNITS; u++)

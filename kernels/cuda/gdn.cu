@@ -622,20 +622,8 @@ static int longest(const struct td_batch *b, int part)
 /* The launch, in clusters of the slices of a head where asked to. */
 static void launch(struct td_dev *dev, void (*kernel)(struct gdn_args), size_t shared, const struct gdn_args &p, dim3 grid, int cluster)
 {
-	cudaLaunchAttribute attr[2];
-	cudaLaunchConfig_t c = {grid, dim3(THREADS), shared, dev->stream, attr, 2};
-
 	td__cuda_shared(dev, kernel, shared);
-	if (!cluster) {
-		td__cuda_launch(dev, "gdn", kernel, grid, THREADS, shared, p);
-		return;
-	}
-	attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	attr[0].val.programmaticStreamSerializationAllowed = 1;
-	attr[1].id = cudaLaunchAttributeClusterDimension;
-	attr[1].val.clusterDim.x = MAX_SLICES;
-	attr[1].val.clusterDim.y = attr[1].val.clusterDim.z = 1;
-	td__cuda_check(dev, cudaLaunchKernelEx(&c, kernel, p), "gdn");
+	td__cuda_launch_ranks(dev, "gdn", kernel, grid, THREADS, shared, cluster ? MAX_SLICES : 1, p);
 }
 
 /* A narrow share of the GPU (MPS) may have no room for a cluster: then the last block of a head does the norm. */

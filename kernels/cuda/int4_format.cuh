@@ -1,10 +1,10 @@
 /*
  * int4_format.cuh: packed 4-bit weights, for the frame of linear_tile.cuh.
  *
- * Arithmetic: mma.m16n8k16 on bf16(code - 8), which is exact, and the bf16 activations; the float32 sum of a group's columns, or of the part of a group
- * in a chunk, is multiplied by the group's scale and added in float32. So the weight is exactly (code - 8) * scale; all error is that of float32 sums
- * (about 1e-6 relative) and of the last rounding to bf16. To start the sums at -24 times the activations' sum instead of taking 24 from each 16 + code
- * saves one instruction in four of the loop and costs more than that in front of it, where nothing overlaps.
+ * Arithmetic: mma.m16n8k16 on bf16(16 + code), which is a matter of bits and exact, and the bf16 activations. The float32 sum of a group's columns, or of the
+ * part of a group in a chunk, starts at -24 times the sum of its activations (begin), is multiplied by the group's scale and added in float32. So the weight
+ * is exactly (code - 8) * scale; all error is that of float32 sums (about 1e-6 relative) and of the last rounding to bf16. To take 24 from each weight
+ * instead is a quarter of the loop's instructions, and it is these that take the time.
  *
  * Order in memory (made once by repack): tiles of 16 outputs; in a tile chunks of 128 columns, each 1,024 bytes of weights and then its scales:
  *	chunk = [half: 2][lane: 32] x 16 bytes; word 4 half + 2u' + i of lane (g, t): unit u = 2 half + u' (32 columns), product i (16 columns)
@@ -24,22 +24,45 @@ static inline int parts_of(const struct td_linear *w)
 	return td_pack_parts(w->group);
 }
 
-/* Eight codes -> four registers of two bf16(code - 8): bf16(16 + code) is a matter of bits, and taking 24 from it is exact. */
+/* Eight codes -> four registers of two bf16(16 + code). */
 static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 {
-	const uint32_t bias = 0x41c041c0u; /* 24, 24 */
-
 #pragma unroll
-	for (int r = 0; r < 4; r++) {
-		uint32_t v = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
-		__nv_bfloat162 d = __hsub2(*reinterpret_cast<__nv_bfloat162 *>(&v), *reinterpret_cast<const __nv_bfloat162 *>(&bias));
-
-		a[r] = *reinterpret_cast<uint32_t *>(&d);
-	}
+	for (int r = 0; r < 4; r++)
+		a[r] = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
 }
 
 template <int P> struct int4_format {
-	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = 3 };
+	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = P == 1 ? 3 : 2, STARTS = P, UNITS_OF = UNITS / P };
+
+	/* Of chunks [begin, end) -24 times the sums of the rows' activations, each group's part by itself: products with ones, by warp n of `warps`, which all
+	 * wait for each other at barrier k. at: the lane's activations of chunk 0. */
+	template <int NT> static __device__ __forceinline__ void begin(int begin, int end, int n, int warps, int k, uint32_t at, uint32_t pitch, uint32_t starts)
+	{
+		const uint32_t one = 0x3f803f80u; /* 1, 1 */
+
+		for (int i = begin * (P * NT) + n; i < end * (P * NT); i += warps) {
+			uint32_t from = at + i % NT * 8 * pitch + i / NT * (UNITS_OF * UNIT * 2);
+			float sum[4] = {};
+
+#pragma unroll
+			for (int u = 0; u < UNITS_OF; u++) {
+				uint4 x = load16(from + u * (UNIT * 2));
+
+				mma_bf16(sum, one, one, one, one, x.x, x.y);
+				mma_bf16(sum, one, one, one, one, x.z, x.w);
+			}
+			if ((threadIdx.x & 31) < 4)
+				store8(starts + i * 32 + (threadIdx.x & 3) * 8, -24 * sum[0], -24 * sum[1]);
+		}
+		part_meets(k, warps * 32);
+	}
+
+	/* Where a lane's starts of chunk c are. */
+	template <int NT> static __device__ __forceinline__ uint32_t start(uint32_t starts, int c)
+	{
+		return starts + c * (P * NT * 32) + (threadIdx.x & 3) * 8;
+	}
 
 	/* Where a lane reads next, in T tiles. Tiles beyond the last are read as the last, and their sums not used. */
 	template <int T> struct line {
@@ -51,11 +74,11 @@ template <int P> struct int4_format {
 			for (int m = 0; m < T; m++)
 				at[m] = (const char *)p.w + ((size_t)min(tile + m, p.tiles - 1) * p.chunks + c) * BYTES + (threadIdx.x & 31) * 16;
 		}
-		__device__ __forceinline__ void step()
+		__device__ __forceinline__ void step(int chunks)
 		{
 #pragma unroll
 			for (int m = 0; m < T; m++)
-				at[m] += K_PARTS * BYTES;
+				at[m] += chunks * BYTES;
 		}
 	};
 
@@ -78,17 +101,24 @@ template <int P> struct int4_format {
 			}
 		}
 
-		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, float acc[T][NT][4]) const
+		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t starts, float acc[T][NT][4]) const
 		{
+			enum { SOME = NT < 4 ? NT : 4 }; /* eights of rows whose activations are in registers at once */
 			float c[T][NT][4];
 
 #pragma unroll
-			for (int u = 0; u < UNITS; u++) {
-				uint4 x[NT];
+			for (int i = 0; i < UNITS * (NT / SOME); i++) {
+				int u = i / (NT / SOME), n0 = i % (NT / SOME) * SOME;
+				uint4 x[SOME];
+				float2 from[SOME];
 
 #pragma unroll
-				for (int n = 0; n < NT; n++)
-					x[n] = load16(x_sh + n * 8 * pitch + u * (UNIT * 2));
+				for (int n = 0; n < SOME; n++)
+					if (u % UNITS_OF == 0)
+						from[n] = load8(starts + (u / UNITS_OF * NT + n0 + n) * 32);
+#pragma unroll
+				for (int n = 0; n < SOME; n++)
+					x[n] = load16(x_sh + (n0 + n) * 8 * pitch + u * (UNIT * 2));
 #pragma unroll
 				for (int m = 0; m < T; m++) {
 					uint4 v = w[m][u / 2];
@@ -97,17 +127,18 @@ template <int P> struct int4_format {
 					expand(u & 1 ? v.z : v.x, a);
 					expand(u & 1 ? v.w : v.y, b);
 #pragma unroll
-					for (int n = 0; n < NT; n++) {
-						if (u % (UNITS / P) == 0)
-							c[m][n][0] = c[m][n][1] = c[m][n][2] = c[m][n][3] = 0;
-						mma_bf16(c[m][n], a[0], a[1], a[2], a[3], x[n].x, x[n].y);
-						mma_bf16(c[m][n], b[0], b[1], b[2], b[3], x[n].z, x[n].w);
+					for (int n = 0; n < SOME; n++) {
+						if (u % UNITS_OF == 0)
+							mma_bf16_on(c[m][n0 + n], from[n].x, from[n].y, a, x[n].x, x[n].y);
+						else
+							mma_bf16(c[m][n0 + n], a[0], a[1], a[2], a[3], x[n].x, x[n].y);
+						mma_bf16(c[m][n0 + n], b[0], b[1], b[2], b[3], x[n].z, x[n].w);
 					}
 				}
-				if ((u + 1) % (UNITS / P) == 0)
+				if ((u + 1) % UNITS_OF == 0 && n0 + SOME == NT)
 #pragma unroll
 					for (int m = 0; m < T; m++) {
-						uint32_t s = scale[m][u / (UNITS / P)];
+						uint32_t s = scale[m][u / UNITS_OF];
 
 #pragma unroll
 						for (int n = 0; n < NT; n++) {

@@ -44,6 +44,7 @@ struct td_cuda_block {
 struct td_dev {
 	int ordinal, slots, sms;
 	int clusters; /* of the delta rule: 1 they can run, -1 they can't, 0 nobody asked yet */
+	int ranks[4]; /* of the products: clusters of 1 << [] blocks that run at once; -1 none, 0 nobody asked yet */
 	int overlap; /* a kernel may start before the one before it has ended */
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;
@@ -80,17 +81,31 @@ static inline int td__cuda_launched(struct td_dev *dev, const char *what)
 }
 /*
  * The one way to launch a kernel of a step. Where the GPU can (dev->overlap) the kernel may start while the one before it ends; so each of its threads
- * calls after_previous() (mma.cuh) before it touches what other kernels write, and let_next_start() as early as it likes.
+ * calls after_previous() (mma.cuh) before it touches what other kernels write, and let_next_start() as early as it likes. `ranks` blocks that are
+ * neighbours in x form a cluster.
  */
+template <class... P, class... A>
+static inline void td__cuda_launch_ranks(struct td_dev *dev, const char *what, void (*kernel)(P...), dim3 grid, int threads, size_t shared, int ranks, A... args)
+{
+	cudaLaunchAttribute attr[2];
+	cudaLaunchConfig_t c = {grid, dim3((unsigned)threads), shared, dev->stream, attr, 0};
+
+	if (dev->overlap) {
+		attr[c.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+		attr[c.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+	}
+	if (ranks > 1) {
+		attr[c.numAttrs].id = cudaLaunchAttributeClusterDimension;
+		attr[c.numAttrs].val.clusterDim.x = (unsigned)ranks;
+		attr[c.numAttrs].val.clusterDim.y = attr[c.numAttrs].val.clusterDim.z = 1;
+		c.numAttrs++;
+	}
+	td__cuda_check(dev, cudaLaunchKernelEx(&c, kernel, args...), what);
+}
 template <class... P, class... A>
 static inline void td__cuda_launch(struct td_dev *dev, const char *what, void (*kernel)(P...), dim3 grid, int threads, size_t shared, A... args)
 {
-	cudaLaunchAttribute attr[1];
-	cudaLaunchConfig_t c = {grid, dim3((unsigned)threads), shared, dev->stream, attr, dev->overlap ? 1u : 0u};
-
-	attr[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-	attr[0].val.programmaticStreamSerializationAllowed = 1;
-	td__cuda_check(dev, cudaLaunchKernelEx(&c, kernel, args...), what);
+	td__cuda_launch_ranks(dev, what, kernel, grid, threads, shared, 1, args...);
 }
 /* Allows a kernel this much dynamic shared memory; needed from a little below 48 KiB on, as its static words count too. */
 template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *kernel, size_t bytes)
@@ -223,8 +238,6 @@ void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_li
 int td__cuda_linear_pair(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);
 int td__cuda_paired(const struct td_linear *w); /* a map of gate|up that is packed by tiles of both */
 void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y); /* of a paired map: swiglu */
-/* y += W x; or, where it is made in slices (more than 0 returned), their sums (slices, rows, wide), which are still to be added in order. */
-int td__cuda_int4_slices(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int *wide, const float **partial);
 void td__cuda_int4_rows(struct td_dev *, const struct td_linear *from, const int32_t *id, const struct td_linear *w);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);
@@ -237,8 +250,6 @@ void td__cuda_embed(struct td_dev *, struct td_tensor, const int32_t *, struct t
 void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, int, struct td_tensor);
 void td__cuda_swiglu(struct td_dev *, struct td_tensor, struct td_tensor);
 void td__cuda_swiglu_of(struct td_dev *, struct td_tensor, struct td_tensor, int paired);
-int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w); /* can td__cuda_add_norm take these? */
-void td__cuda_add_norm(struct td_dev *, const float *partial, int slices, int wide, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
 void td__cuda_linear2(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const struct td_linear *, struct td_tensor);
 void td__cuda_linear_norm(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const float *, float, int, struct td_tensor);
 void td__cuda_linear_swiglu(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, struct td_tensor);

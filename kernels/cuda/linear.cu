@@ -174,26 +174,11 @@ void td__cuda_linear2(struct td_dev *dev, struct td_tensor x, const struct td_li
 	td__cuda_linear(dev, x, w1, y1, 0);
 }
 
-/* A product of few rows in slices leaves its sums apart, and the norm's kernel adds them on its way: the same sums in the same order. */
 void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
 			  struct td_tensor norm)
 {
-	const float *partial = NULL;
-	int slices = 0, wide = 0;
-
-	if (dev->error.code || x.rows == 0)
-		return;
-	if (x.rows > TD_CUDA_SMALL || w->kind != TD_W_INT4 || !aligned16(x) || x.dtype != TD_BF16 || x.cols != w->in || y.cols != w->out || y.rows != x.rows ||
-	    has_blocks(dev, x) || !td__cuda_norm_adds(y, norm, norm_w)) {
-		td__cuda_linear(dev, x, w, y, 1);
-		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
-		return;
-	}
-	slices = td__cuda_int4_slices(dev, x, w, y, &wide, &partial);
-	if (slices)
-		td__cuda_add_norm(dev, partial, slices, wide, y, norm_w, eps, zero_centred, norm);
-	else
-		td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
+	td__cuda_linear(dev, x, w, y, 1);
+	td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
 }
 
 /* Few rows are gated before they are rounded, blocks of prompts after it, so each row goes the way that is its own whatever else the call has. A paired

@@ -29,15 +29,6 @@ void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td
 	small(dev, x, w, y, use);
 }
 
-int td__cuda_int4_slices(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int *wide, const float **partial)
-{
-	int slices = 0;
-	struct linear_use use = {1, 0, &slices, wide, partial};
-
-	small(dev, x, w, y, use);
-	return slices;
-}
-
 /* ---- packing and unpacking --------------------------------------------------------------------------------------------------------- */
 
 /* Where word i of the weights lies: its tile, first of its 4 columns, lane's g; and where it is kept, in words. */
@@ -46,7 +37,7 @@ struct place {
 	size_t at;
 };
 
-static __device__ __forceinline__ struct place place_of(size_t i, int chunks, int parts)
+static __device__ __forceinline__ struct place word_place(size_t i, int chunks, int parts)
 {
 	struct place p;
 	int product = i & 1, unit = (i >> 1 & 1) + 2 * (i >> 7 & 1), t = i >> 2 & 3;
@@ -69,7 +60,7 @@ static __device__ __forceinline__ int row_of(int tile, int r, int rows, int pair
 static __global__ void repack_weights(uint32_t *dst, const uint32_t *weight, int rows, int in, int chunks, int parts, int paired, size_t words)
 {
 	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-	struct place p = place_of(i, chunks, parts);
+	struct place p = word_place(i, chunks, parts);
 	uint32_t v = 0;
 
 	if (i >= words)
@@ -115,7 +106,7 @@ void td__cuda_int4_repack(struct td_dev *dev, const struct td_linear *w, int til
 static __global__ void pick_weights(uint32_t *dst, const uint32_t *src, const int32_t *id, int rows, int chunks, int parts, size_t words)
 {
 	size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-	struct place p = place_of(i, chunks, parts);
+	struct place p = word_place(i, chunks, parts);
 	uint32_t v = 0;
 
 	if (i >= words)
@@ -126,7 +117,7 @@ static __global__ void pick_weights(uint32_t *dst, const uint32_t *src, const in
 
 		if (row < rows) {
 			from = id[row];
-			codes = src[place_of((((size_t)(from / TILE) * chunks + (i >> 8) % chunks) << 8) + (i & 0x8f) + (from % 8 << 4), chunks, parts).at];
+			codes = src[word_place((((size_t)(from / TILE) * chunks + (i >> 8) % chunks) << 8) + (i & 0x8f) + (from % 8 << 4), chunks, parts).at];
 			codes = (codes >> 3 | codes << 29) >> (from & 8 ? 4 : 0) & 0x0f0f0f0fu;
 		}
 		v |= codes << (4 * upper);
@@ -160,10 +151,13 @@ void td__cuda_int4_rows(struct td_dev *dev, const struct td_linear *from, const 
 	td__cuda_launched(dev, "picking rows of INT4 weights");
 }
 
-/* Four weights of a row (registers r and r + 2), each rounded once. */
+/* Four weights of a row (registers r and r + 2 of 16 + code), each rounded once: taking 24 is exact. */
 static __device__ __forceinline__ uint2 scaled(uint32_t a, uint32_t b, __nv_bfloat162 scale)
 {
-	__nv_bfloat162 lo = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&a), scale), hi = __hmul2(*reinterpret_cast<__nv_bfloat162 *>(&b), scale);
+	const uint32_t v = 0x41c041c0u; /* 24, 24 */
+	const __nv_bfloat162 bias = *reinterpret_cast<const __nv_bfloat162 *>(&v);
+	__nv_bfloat162 lo = __hmul2(__hsub2(*reinterpret_cast<__nv_bfloat162 *>(&a), bias), scale);
+	__nv_bfloat162 hi = __hmul2(__hsub2(*reinterpret_cast<__nv_bfloat162 *>(&b), bias), scale);
 
 	return make_uint2(*reinterpret_cast<uint32_t *>(&lo), *reinterpret_cast<uint32_t *>(&hi));
 }

@@ -7,25 +7,26 @@
 #include "kernels/cuda/bf16_format.cuh"
 #include "kernels/cuda/int4_format.cuh"
 
-/* grid (groups of both, 1, groups of NT * 8 rows) */
-template <int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) pair_kernel(const struct linear_args a, const struct linear_args b, int groups_a)
+/* grid (groups of both * ranks, 1, groups of NT * 8 rows) */
+template <int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) pair_kernel(const struct linear_args a, const struct linear_args b, int blocks_a)
 {
-	if ((int)blockIdx.x < groups_a)
+	if ((int)blockIdx.x < blocks_a)
 		linear_block<int4_format<1>, NT, T>(a, blockIdx.x);
 	else
-		linear_block<bf16_format, NT, 1>(b, blockIdx.x - groups_a);
+		linear_block<bf16_format, NT, 1>(b, blockIdx.x - blocks_a);
 }
 
 template <int NT, int T>
 static void launch_pair(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
 {
-	size_t shared = shared_bytes<int4_format<1>, NT, T>(a), other = shared_bytes<bf16_format, NT, 1>(b);
+	size_t shared = linear_shared(a, NT, T, int4_format<1>::STARTS), other = linear_shared(b, NT, 1, bf16_format::STARTS);
 	static size_t allowed;
 
 	shared = shared > other ? shared : other;
 	if (shared > allowed)
 		td__cuda_shared(dev, pair_kernel<NT, T>, allowed = shared);
-	td__cuda_launch(dev, "linear2", pair_kernel<NT, T>, dim3(groups_a + groups_b, 1, div_up(a.rows, NT * 8)), THREADS, shared, a, b, groups_a);
+	td__cuda_launch_ranks(dev, "linear2", pair_kernel<NT, T>, dim3((groups_a + groups_b) << a.rank_bits, 1, div_up(a.rows, NT * 8)), THREADS, shared,
+			      1 << a.rank_bits, a, b, groups_a << a.rank_bits);
 }
 
 template <int NT> static void launch_pair_wide(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
@@ -50,7 +51,7 @@ int td__cuda_linear_pair(struct td_dev *dev, struct td_tensor x, const struct td
 		return 0;
 	cut<int4_format<1> >(dev, &a, &groups_a, &slices_a);
 	cut<bf16_format>(dev, &b, &groups_b, &slices_b);
-	if (slices_a > 1 || slices_b > 1)
+	if (slices_a > 1 || slices_b > 1 || a.rank_bits != b.rank_bits)
 		return 0;
 	if (x.rows <= 8)
 		launch_pair_wide<1>(dev, a, b, groups_a, groups_b);

@@ -4,17 +4,19 @@
  * A map is cut into tiles of 16 outputs and chunks of 128 columns; a weight format F says how a lane loads its share of a tile's chunk and how it
  * multiplies. A block takes a rectangle of tiles times chunks, chosen so that every multiprocessor has about the same work:
  *
- *	columns		| slice 0: chunks 0 .. n-1 | slice 1 ...
- *	tiles 0 .. k-1	|       block (0, 0)       |  block (0, 1)
- *	tiles k .. 2k-1	|       block (1, 0)       |  block (1, 1)
+ *	columns		| rank 0: chunks 0 .. n-1 | rank 1 ...
+ *	tiles 0 .. k-1	|       block (0, 0)      |  block (0, 1)
+ *	tiles k .. 2k-1	|       block (1, 0)      |  block (1, 1)
  *
- * Wide maps have one slice. Narrow ones (few tiles, many columns) have several, and the last block of a row of the picture adds their sums.
- * In a block warp (k, n) takes every K_PARTS-th chunk of T tiles, the n-th of N_PARTS such groups: one pass of the block is N_PARTS * T tiles. Weights go
+ * The ranks of a row of the picture are a cluster, whose blocks reach each other's shared memory (ranks.cuh). Where there are no clusters it is one block
+ * wide, or narrow maps (few tiles, many columns) have slices, whose sums go through device memory: the last block of a row adds them.
+ * In a block warp (n, k) takes the k-th part of the chunks of T tiles, the n-th such group of them: one pass of the block is WARPS / parts * T tiles. Weights go
  * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
  * on nothing that is computed. (To ask the block's weights into the L2 cache ahead of that costs a tenth: the loads queue behind the asking.) The
- * activations of the slice lie in shared memory as they are. At the end of a pass the K_PARTS sums of an output are added.
+ * activations of the block's chunks lie in shared memory as they are.
+ * At the end of a pass every warp sends its sums, as the products left them, to the block of the cluster that owns the unit (8 rows of a tile).
  *
- * Row invariance: an output is the sum over slices of the sum over K_PARTS of the sum over chunks, each in one order that hangs on the weight's
+ * Row invariance: an output is the sum over slices of the sum over ranks and parts of the sum over chunks, each in one order that hangs on the weight's
  * shape and the GPU alone: the cut never looks at the number of rows.
  */
 #ifndef TD_CUDA_LINEAR_TILE_CUH
@@ -29,24 +31,27 @@ enum {
 	CHUNK = TD_PACK_CHUNK,
 	UNIT = 32, /* columns of two products: a lane's 16 bytes of activations */
 	UNITS = CHUNK / UNIT,
-	K_PARTS = 4,
-	N_PARTS = 3,
-	WARPS = K_PARTS * N_PARTS,
+	WARPS = 12,
 	THREADS = WARPS * 32,
-	ARRIVALS = 8 /* barriers on which activations arrive, at most */
+	ARRIVALS = 4, /* barriers on which activations arrive: one for each part */
+	BARRIERS = 64, /* bytes of them */
+	SUM_BYTES = 512, /* sums of a unit: 8 rows of a tile, 4 of a lane */
+	RANK_BITS = 3,
+	PART_BITS = 2
 };
 
 struct linear_args {
 	const void *w;
 	int in, out, chunks, tiles; /* of the whole map */
 	int block_chunks, block_tiles; /* of a block */
+	int rank_bits, part_bits; /* 1 << bits blocks of a cluster, parts of a block's chunks */
 	const bf16 *x; /* (rows, ldx) */
 	int ldx, rows;
 	void *y; /* (rows, ldy) */
-	int ldy, y_f32, accumulate, by_four; /* four neighbours at once */
+	int ldy, y_f32, accumulate, by_two; /* two neighbours at once */
 	int paired; /* rows g of a tile are gates, g + 8 what they let through: y (rows, out / 2) is swiglu */
 	float *partial; /* (slices, rows, tiles * TILE) */
-	unsigned *counter; /* NULL: the slices' sums stay where they are */
+	unsigned *counter; /* of the slices */
 };
 
 /* One output. */
@@ -65,41 +70,26 @@ static __device__ __forceinline__ void put(const struct linear_args &p, int row,
 	}
 }
 
-/* Four neighbours, as far as the map goes. */
-static __device__ __forceinline__ void put4(const struct linear_args &p, int row, int o, float4 v)
+/* Two neighbours, as far as the map goes, and what they are added to. */
+static __device__ __forceinline__ float2 before2(const struct linear_args &p, int row, int o)
+{
+	return p.accumulate && p.by_two && p.y_f32 && o < p.out && row < p.rows ? *(const float2 *)((const float *)p.y + (size_t)row * p.ldy + o) : make_float2(0, 0);
+}
+static __device__ __forceinline__ void put2(const struct linear_args &p, int row, int o, float2 v, float2 before)
 {
 	size_t at = (size_t)row * p.ldy + o;
 
 	if (o >= p.out)
 		return;
-	if (p.by_four && p.y_f32) {
-		float4 *y = (float4 *)((float *)p.y + at);
-
-		if (p.accumulate) {
-			float4 old = *y;
-
-			v = make_float4(old.x + v.x, old.y + v.y, old.z + v.z, old.w + v.w);
-		}
-		*y = v;
-	} else if (p.by_four && !p.accumulate) {
-		*(uint2 *)((bf16 *)p.y + at) = make_uint2(bf16_pair(v.x, v.y), bf16_pair(v.z, v.w));
+	if (p.by_two && p.y_f32) {
+		*(float2 *)((float *)p.y + at) = make_float2(before.x + v.x, before.y + v.y);
+	} else if (p.by_two && !p.accumulate) {
+		*(uint32_t *)((bf16 *)p.y + at) = bf16_pair(v.x, v.y);
 	} else {
-		const float each[4] = {v.x, v.y, v.z, v.w};
-
-#pragma unroll
-		for (int i = 0; i < 4; i++)
-			if (o + i < p.out)
-				put(p, row, o + i, each[i]);
+		put(p, row, o, v.x);
+		if (o + 1 < p.out)
+			put(p, row, o + 1, v.y);
 	}
-}
-
-/* Four gates and their fellows, from output o of the map on. */
-static __device__ __forceinline__ void put_gated(const struct linear_args &p, int row, int o, float4 gate, float4 up)
-{
-	size_t at = (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE;
-
-	if (o < p.out) /* a whole tile: the map is of such */
-		*(uint2 *)((bf16 *)p.y + at) = make_uint2(bf16_pair(silu(gate.x) * up.x, silu(gate.y) * up.y), bf16_pair(silu(gate.z) * up.z, silu(gate.w) * up.w));
 }
 
 static __device__ __forceinline__ float4 add4(float4 a, float4 b)
@@ -107,23 +97,37 @@ static __device__ __forceinline__ float4 add4(float4 a, float4 b)
 	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* What a block of NT * 8 rows keeps in shared memory, in this order. A row of activations is `pitch` bytes; the 64 beyond its chunks make the reads of a
- * product fall on all banks. */
-template <class F, int NT, int T> struct linear_shape {
-	static constexpr int wide = N_PARTS * T * TILE, round = NT < 2 ? NT : 2; /* rows summed at once at a pass's end, in eights */
-	static constexpr size_t sums = (size_t)K_PARTS * round * 8 * (wide + 4) * 4; /* (K_PARTS, rows, wide + 4) */
-	static constexpr size_t chunk = (size_t)NT * 8 * CHUNK * 2, rest = NT * 8 * 64; /* (rows, pitch) */
-};
-static __device__ __forceinline__ uint32_t row_pitch(const struct linear_args &p)
+/* Sums that a block gets in a pass, in bytes. */
+static inline __host__ __device__ int sum_bytes(const struct linear_args &p, int nt, int t)
+{
+	return ((((WARPS >> p.part_bits) * t * nt + (1 << p.rank_bits) - 1) >> p.rank_bits) << (p.part_bits + p.rank_bits)) * SUM_BYTES;
+}
+/* Bytes from one row of activations to the next; the 64 beyond its chunks make the reads of a product fall on all banks. */
+static inline __host__ __device__ int row_pitch(const struct linear_args &p)
 {
 	return p.block_chunks * (CHUNK * 2) + 64;
 }
-
-/* Chunks that arrive together: a few steps' worth, so that the first need not wait for the last. */
-static __device__ __forceinline__ int arrival_chunks(const struct linear_args &p)
+/* Chunks of a part. Nothing is divided here: a division by what only the host knows is thirty instructions, which all warps wait for. */
+static inline __host__ __device__ int part_chunks(const struct linear_args &p, int chunks)
 {
-	return (p.block_chunks + K_PARTS * ARRIVALS - 1) / (K_PARTS * ARRIVALS) * K_PARTS;
+	return (chunks + (1 << p.part_bits) - 1) >> p.part_bits;
 }
+/* For what a weight format makes of the activations: `starts` floats of each chunk and row. */
+static inline __host__ __device__ int start_bytes(const struct linear_args &p, int nt, int starts)
+{
+	return p.block_chunks * starts * nt * 8 * 4;
+}
+/* Dynamic shared memory: barriers, sums, activations, starts. */
+static inline __host__ __device__ size_t linear_shared(const struct linear_args &p, int nt, int t, int starts)
+{
+	return BARRIERS + sum_bytes(p, nt, t) + (size_t)nt * 8 * row_pitch(p) + start_bytes(p, nt, starts);
+}
+
+/* Where a block and a warp are. */
+struct linear_place {
+	int rank, row0, tile0, tiles, c0, chunks; /* of the block */
+	int n, k, begin, end; /* of the warp: its chunks of the block's */
+};
 
 /* Columns [first, end) of the slice's activations to x_sh by asynchronous copies of all threads; those beyond the map's as zeroes. */
 static __device__ __forceinline__ void copy_columns(uint32_t x_sh, uint32_t pitch, const bf16 *x, int ldx, int rows, int first, int end, int there)
@@ -138,147 +142,210 @@ static __device__ __forceinline__ void copy_columns(uint32_t x_sh, uint32_t pitc
 	copy_commit();
 }
 
-/* The activations of the slice: by the engine as far as the map goes, the rest and without an engine by the threads, who then have all. */
-template <int NT>
-static __device__ __forceinline__ void copy_rows(const struct linear_args &p, uint32_t bar, uint32_t x_sh, uint32_t pitch, int row0, int c0, int chunks)
+/* The activations of the block's chunks: by the engine as far as the map goes, the rest and without an engine by the threads, who then have all. */
+template <int NT> static __device__ __forceinline__ void copy_rows(const struct linear_args &p, const struct linear_place &b, uint32_t bar, uint32_t x_sh)
 {
-	const bf16 *x = p.x + (size_t)row0 * p.ldx + c0 * CHUNK;
-	int rows = min(NT * 8, p.rows - row0), there = min(chunks * CHUNK, p.in - c0 * CHUNK), wide = arrival_chunks(p) * CHUNK;
+	const bf16 *x = p.x + (size_t)b.row0 * p.ldx + b.c0 * CHUNK;
+	int rows = min(NT * 8, p.rows - b.row0), there = max(0, min(b.chunks * CHUNK, p.in - b.c0 * CHUNK)), wide = part_chunks(p, b.chunks) * CHUNK;
+	uint32_t pitch = row_pitch(p);
 
-	/* The engine takes one copy at a time from a warp, some twenty cycles each: so every warp asks for another arrival. */
-	if (rows_by_engine())
-		for (int k = threadIdx.x / 32 * wide; k < there; k += WARPS * wide)
-			rows_copy(bar + k / wide * 8, x_sh + k * 2, pitch, (const char *)(x + k), (size_t)p.ldx * 2, rows, min(wide, there - k) * 2);
-	if (rows_by_engine() && there == chunks * CHUNK)
+	/* The engine takes one copy at a time from a warp, some twenty cycles each: so a warp of each part asks for the part's columns. */
+	if (rows_by_engine() && b.n == 0 && b.k * wide < there)
+		rows_copy(bar + b.k * 8, x_sh + b.k * wide * 2, pitch, (const char *)(x + b.k * wide), (size_t)p.ldx * 2, rows, min(wide, there - b.k * wide) * 2);
+	if (rows_by_engine() && there == b.chunks * CHUNK)
 		return;
-	copy_columns(x_sh, pitch, x, p.ldx, rows, rows_by_engine() ? there : 0, chunks * CHUNK, there);
+	copy_columns(x_sh, pitch, x, p.ldx, rows, rows_by_engine() ? there : 0, b.chunks * CHUNK, there);
 	copy_wait<0>();
 	__syncthreads();
 }
 
-template <int STEP> static __device__ __forceinline__ float4 part_sum(const float *from)
+/* ---- sums ---------------------------------------------------------------------------------------------------------------------------- */
+
+/* A warp's sums of a pass to the blocks that own them: (unit of the owner, source, lane). */
+template <int NT, int T>
+static __device__ __forceinline__ void send_sums(const struct linear_args &p, const struct linear_place &b, char *sums, int tiles, const float acc[T][NT][4])
 {
-	float4 v = *(const float4 *)from;
+	int ranks = 1 << p.rank_bits, sources = 1 << (p.part_bits + p.rank_bits);
+	char *mine = sums + ((b.rank << p.part_bits) + b.k) * SUM_BYTES + (threadIdx.x & 31) * 16;
 
 #pragma unroll
-	for (int k = 1; k < K_PARTS; k++)
-		v = add4(v, *(const float4 *)(from + k * STEP));
-	return v;
+	for (int m = 0; m < T; m++)
+#pragma unroll
+		for (int n = 0; n < NT; n++) {
+			int unit = (b.n * T + m) * NT + n;
+
+			if (b.n * T + m < tiles)
+				rank_store4((float4 *)(mine + (unit >> p.rank_bits) * sources * SUM_BYTES), unit & (ranks - 1),
+					    make_float4(acc[m][n][0], acc[m][n][1], acc[m][n][2], acc[m][n][3]));
+		}
 }
 
-/* The sums of a pass, K_PARTS in order, ROUND * 8 rows at a time: to y, or to the slice's partial sums. */
-template <int NT, int T, int ROUND>
-static __device__ __forceinline__ void finish(const struct linear_args &p, float *sh, int row0, int tile0, int tiles, const float acc[T][NT][4])
+/* A lane has rows 2t and 2t + 1 of outputs g and g + 8 of a unit. Lanes of neighbouring g exchange, so that each has two neighbouring outputs of a row:
+ * its row and first output. */
+static __device__ __forceinline__ int unit_row(int row8)
 {
-	enum { WIDE = N_PARTS * T * TILE, PITCH = WIDE + 4, ROWS = ROUND * 8 };
-	int warp = threadIdx.x / 32, g = (threadIdx.x & 31) >> 2, t = threadIdx.x & 3, wide = min((int)WIDE, tiles * TILE);
-	float *mine = sh + warp % K_PARTS * (ROWS * PITCH) + warp / K_PARTS * (T * TILE);
+	return row8 + (threadIdx.x & 3) * 2 + (threadIdx.x >> 2 & 1);
+}
+static __device__ __forceinline__ int unit_output(int tile)
+{
+	return tile * TILE + (threadIdx.x >> 2 & 6);
+}
 
-#pragma unroll
-	for (int n0 = 0; n0 < NT; n0 += ROUND) {
-		__syncthreads(); /* the sums before were read */
-#pragma unroll
-		for (int m = 0; m < T; m++)
-#pragma unroll
-			for (int n = 0; n < ROUND; n++)
-#pragma unroll
-				for (int i = 0; i < 4; i++)
-					mine[(n * 8 + 2 * t + (i & 1)) * PITCH + m * TILE + g + 8 * (i >> 1)] = acc[m][n0 + n][i];
-		__syncthreads();
-#pragma unroll
-		for (int i = threadIdx.x; i < ROWS * WIDE / 4; i += THREADS) {
-			int o = i % (WIDE / 4) * 4, r = i / (WIDE / 4), row = row0 + n0 * 8 + r;
-			float4 v = part_sum<ROWS * PITCH>(sh + r * PITCH + o);
+static __device__ __forceinline__ void put_unit(const struct linear_args &p, int tile, int row8, float4 v, float2 before_lo, float2 before_hi)
+{
+	int odd = threadIdx.x >> 2 & 1, row = unit_row(row8), o = unit_output(tile);
+	float2 lo, hi;
+	float a, b;
 
-			if (o >= wide || row >= p.rows)
-				continue;
-			if (gridDim.y > 1)
-				*(float4 *)(p.partial + ((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + tile0 * TILE + o) = v;
-			else if (!p.paired)
-				put4(p, row, tile0 * TILE + o, v);
-			else if (o % TILE < TILE / 2)
-				put_gated(p, row, tile0 * TILE + o, v, part_sum<ROWS * PITCH>(sh + r * PITCH + o + TILE / 2));
-		}
+	if (p.paired && gridDim.y == 1) {
+		v.x = silu(v.x) * v.z;
+		v.y = silu(v.y) * v.w;
+	}
+	a = __shfl_xor_sync(~0u, odd ? v.x : v.y, 4);
+	b = __shfl_xor_sync(~0u, odd ? v.z : v.w, 4);
+	lo = odd ? make_float2(a, v.y) : make_float2(v.x, a);
+	hi = odd ? make_float2(b, v.w) : make_float2(v.z, b);
+	if (row >= p.rows)
+		return;
+	if (gridDim.y > 1) {
+		float *to = p.partial + ((size_t)blockIdx.y * p.rows + row) * p.tiles * TILE + o;
+
+		*(float2 *)to = lo;
+		*(float2 *)(to + 8) = hi;
+	} else if (p.paired) {
+		*(uint32_t *)((bf16 *)p.y + (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE) = bf16_pair(lo.x, lo.y);
+	} else {
+		put2(p, row, o, lo, before_lo);
+		put2(p, row, o + 8, hi, before_hi);
 	}
 }
 
-static __device__ __forceinline__ float4 slice_sum(const float *from, size_t step)
+/* The sums of a pass that this block owns, sources in order: to y, or to the slice's partial sums. */
+template <int NT> static __device__ __forceinline__ void finish(const struct linear_args &p, const struct linear_place &b, const char *sums, int tile0, int tiles)
 {
-	float4 v = make_float4(0, 0, 0, 0);
+	int sources = 1 << (p.part_bits + p.rank_bits), i = threadIdx.x / 32, u = (i << p.rank_bits) + b.rank, units = tiles * NT;
+	int row = unit_row(b.row0 + u % NT * 8), o = unit_output(tile0 + u / NT);
+	float2 before_lo = u < units ? before2(p, row, o) : make_float2(0, 0), before_hi = u < units ? before2(p, row, o + 8) : make_float2(0, 0);
 
+	ranks_meet(p.rank_bits);
+	for (; (u = (i << p.rank_bits) + b.rank) < units; i += WARPS) {
+		const float4 *from = (const float4 *)(sums + i * sources * SUM_BYTES) + (threadIdx.x & 31);
+		float4 v = from[0];
+
+		row = unit_row(b.row0 + u % NT * 8);
+		o = unit_output(tile0 + u / NT);
+		if (i >= WARPS) {
+			before_lo = before2(p, row, o);
+			before_hi = before2(p, row, o + 8);
+		}
 #pragma unroll 4
-	for (unsigned k = 0; k < gridDim.y; k++)
-		v = add4(v, __ldcg((const float4 *)(from + k * step)));
-	return v;
+		for (int s = 1; s < sources; s++)
+			v = add4(v, from[s * 32]);
+		put_unit(p, tile0 + u / NT, b.row0 + u % NT * 8, v, before_lo, before_hi);
+	}
 }
 
-/* By the last block of these tiles: the slices in order. */
-template <int NT> static __device__ void add_slices(const struct linear_args &p, int row0, int tile0, int tiles)
+/* By the last block of these tiles: the slices in order. (Slices are blocks alone, which own all of their tiles.) */
+static __device__ void add_slices(const struct linear_args &p, const struct linear_place &b, int rows8)
 {
-	int wide = p.tiles * TILE, fours = tiles * (TILE / 4), rows = min(NT * 8, p.rows - row0);
+	int wide = p.tiles * TILE, twos = b.tiles * (TILE / 2), rows = min(rows8, p.rows - b.row0);
 	size_t step = (size_t)p.rows * wide;
 
-	for (int i = threadIdx.x; i < fours * rows; i += THREADS) {
-		int row = row0 + i / fours, o = tile0 * TILE + i % fours * 4;
+	for (int i = threadIdx.x; i < twos * rows; i += THREADS) {
+		int row = b.row0 + i / twos, o = b.tile0 * TILE + i % twos * 2;
 		const float *from = p.partial + (size_t)row * wide + o;
+		float2 v = {}, up = {};
 
-		if (!p.paired)
-			put4(p, row, o, slice_sum(from, step));
-		else if (o % TILE < TILE / 2)
-			put_gated(p, row, o, slice_sum(from, step), slice_sum(from + TILE / 2, step));
+		if (p.paired && o % TILE >= TILE / 2)
+			continue;
+#pragma unroll 4
+		for (unsigned k = 0; k < gridDim.y; k++) {
+			float2 a = __ldcg((const float2 *)(from + k * step)), c = p.paired ? __ldcg((const float2 *)(from + k * step + TILE / 2)) : a;
+
+			v = make_float2(v.x + a.x, v.y + a.y);
+			up = make_float2(up.x + c.x, up.y + c.y);
+		}
+		if (p.paired)
+			*(uint32_t *)((bf16 *)p.y + (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE) = bf16_pair(silu(v.x) * up.x, silu(v.y) * up.y);
+		else
+			put2(p, row, o, v, before2(p, row, o));
 	}
 }
 
-/* Block (group of tiles, slice blockIdx.y, rows blockIdx.z) */
-template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int group)
+/* ---- the block ----------------------------------------------------------------------------------------------------------------------- */
+
+template <int NT> static __device__ __forceinline__ struct linear_place place_of(const struct linear_args &p, int block)
 {
-	extern __shared__ __align__(16) char linear_sh[]; /* sums, activations: linear_shape */
-	__shared__ __align__(8) uint64_t arrival[ARRIVALS];
-	typedef struct linear_shape<F, NT, T> shape;
-	int warp = threadIdx.x / 32, row0 = blockIdx.z * NT * 8, tile0 = group * p.block_tiles, c0 = blockIdx.y * p.block_chunks;
-	int tiles = min(p.block_tiles, p.tiles - tile0), chunks = min(p.block_chunks, p.chunks - c0), part = warp % K_PARTS;
-	int first = tile0 + warp / K_PARTS * T, wide = arrival_chunks(p);
-	uint32_t bar = shared_address(arrival), pitch = row_pitch(p), x_sh = shared_address(linear_sh) + (uint32_t)shape::sums;
+	struct linear_place b;
+
+	b.rank = block & ((1 << p.rank_bits) - 1);
+	b.row0 = blockIdx.z * NT * 8;
+	b.tile0 = (block >> p.rank_bits) * p.block_tiles;
+	b.tiles = min(p.block_tiles, p.tiles - b.tile0);
+	b.c0 = ((blockIdx.y << p.rank_bits) + b.rank) * p.block_chunks;
+	b.chunks = max(0, min(p.block_chunks, p.chunks - b.c0));
+	b.n = threadIdx.x / 32 >> p.part_bits;
+	b.k = threadIdx.x / 32 & ((1 << p.part_bits) - 1);
+	b.begin = min(b.k * part_chunks(p, b.chunks), b.chunks);
+	b.end = min(b.begin + part_chunks(p, b.chunks), b.chunks);
+	return b;
+}
+
+/* Block `block`: of its row of the picture the one of its rank; slice blockIdx.y, rows blockIdx.z */
+template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int block)
+{
+	extern __shared__ __align__(16) char linear_sh[]; /* linear_shared */
+	struct linear_place b = place_of<NT>(p, block);
+	int first = b.tile0 + b.n * T, columns = WARPS >> p.part_bits, pass_tiles = columns * T;
+	uint32_t bar = shared_address(linear_sh), pitch = row_pitch(p), x_sh = bar + BARRIERS + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
 	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
 	typename F::template lane<T> even, odd;
 	typename F::template line<T> line;
 
 	if (threadIdx.x < ARRIVALS)
 		rows_init(bar + threadIdx.x * 8);
-	line.start(p, first, min(c0 + part, p.chunks - 1));
+	line.start(p, first, min(b.c0 + b.begin, p.chunks - 1));
 	even.load(p, line);
 	__syncthreads();
+	ranks_arrive(p.rank_bits);
 	let_next_start();
 	after_previous();
-	copy_rows<NT>(p, bar, x_sh, pitch, row0, c0, chunks);
-	for (int pass = 0; pass < tiles; pass += N_PARTS * T) {
+	if (p.rank_bits)
+		cluster_wait();
+	copy_rows<NT>(p, b, bar, x_sh);
+	if (b.begin < b.end)
+		rows_wait(bar + b.k * 8);
+	F::template begin<NT>(b.begin, b.end, b.n, columns, b.k, at, pitch, starts);
+	for (int pass = 0; pass < b.tiles; pass += pass_tiles) {
 		float acc[T][NT][4] = {};
 
-		for (int c = part; c < chunks;) {
-			if (c + K_PARTS < chunks) {
-				line.step();
+		for (int c = b.begin; c < b.end; c++) {
+			if (c + 1 < b.end) {
+				line.step(1);
 				odd.load(p, line);
 			}
-			rows_wait(bar + c / wide * 8);
-			even.template multiply<NT>(at + c * (CHUNK * 2), pitch, acc);
-			if ((c += K_PARTS) >= chunks)
+			even.template multiply<NT>(at + c * (CHUNK * 2), pitch, F::template start<NT>(starts, c), acc);
+			if (++c >= b.end)
 				break;
-			if (c + K_PARTS < chunks) {
-				line.step();
+			if (c + 1 < b.end) {
+				line.step(1);
 				even.load(p, line);
 			}
-			rows_wait(bar + c / wide * 8);
-			odd.template multiply<NT>(at + c * (CHUNK * 2), pitch, acc);
-			c += K_PARTS;
+			odd.template multiply<NT>(at + c * (CHUNK * 2), pitch, F::template start<NT>(starts, c), acc);
 		}
-		if (pass + N_PARTS * T < tiles) {
-			line.start(p, first + pass + N_PARTS * T, min(c0 + part, p.chunks - 1));
+		if (pass + pass_tiles < b.tiles) {
+			line.start(p, first + pass + pass_tiles, min(b.c0 + b.begin, p.chunks - 1));
 			even.load(p, line);
 		}
-		finish<NT, T, shape::round>(p, (float *)linear_sh, row0, tile0 + pass, tiles - pass, acc);
+		if (pass) /* the sums before were read */
+			ranks_wait(p.rank_bits);
+		send_sums<NT, T>(p, b, linear_sh + BARRIERS, b.tiles - pass, acc);
+		finish<NT>(p, b, linear_sh + BARRIERS, b.tile0 + pass, min(pass_tiles, b.tiles - pass));
+		if (pass + pass_tiles < b.tiles)
+			ranks_arrive(p.rank_bits);
 	}
-	if (gridDim.y > 1 && p.counter && last_to_arrive(p.counter + blockIdx.z * gridDim.x + group, gridDim.y))
-		add_slices<NT>(p, row0, tile0, tiles);
+	if (gridDim.y > 1 && last_to_arrive(p.counter + blockIdx.z * gridDim.x + blockIdx.x, gridDim.y))
+		add_slices(p, b, NT * 8);
 }
 
 /* grid (groups of tiles, slices, groups of NT * 8 rows) */
@@ -287,32 +354,28 @@ template <class F, int NT, int T> static __global__ void __launch_bounds__(THREA
 	linear_block<F, NT, T>(p, blockIdx.x);
 }
 
-template <class F, int NT, int T> static size_t shared_bytes(const struct linear_args &p)
-{
-	typedef struct linear_shape<F, NT, T> shape;
-
-	return shape::sums + p.block_chunks * shape::chunk + shape::rest;
-}
-
 template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	size_t shared = shared_bytes<F, NT, T>(p);
+	size_t shared = linear_shared(p, NT, T, F::STARTS);
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
 		td__cuda_shared(dev, linear_kernel<F, NT, T>, allowed = shared);
-	td__cuda_launch(dev, "linear", linear_kernel<F, NT, T>, dim3(groups, slices, div_up(p.rows, NT * 8)), THREADS, shared, p);
+	td__cuda_launch_ranks(dev, "linear", linear_kernel<F, NT, T>, dim3(groups << p.rank_bits, slices, div_up(p.rows, NT * 8)), THREADS, shared,
+			      1 << p.rank_bits, p);
 }
 
 /* Tiles of a warp in a pass: the fewest that do, up to what there are registers for. Results don't depend on it. */
 static inline int tiles_of(const struct linear_args &p, int most)
 {
-	return div_up(p.block_tiles, div_up(p.block_tiles, most * N_PARTS) * N_PARTS);
+	int columns = WARPS >> p.part_bits;
+
+	return div_up(p.block_tiles, div_up(p.block_tiles, most * columns) * columns);
 }
 
 template <class F, int NT> static void launch_wide(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	enum { MOST = NT > 2 && F::TILES > 2 ? 2 : F::TILES };
+	enum { MOST = NT > 4 ? 1 : NT > 2 && F::TILES > 2 ? 2 : F::TILES };
 	int t = tiles_of(p, MOST);
 
 	if (MOST > 2 && t > 2)
@@ -323,34 +386,80 @@ template <class F, int NT> static void launch_wide(struct td_dev *dev, const str
 		launch<F, NT, 1>(dev, p, groups, slices);
 }
 
-/*
- * The rectangle of a block: of all numbers of slices the one with the least work for the busiest multiprocessor, in eighths of the time of N_PARTS
- * tiles of K_PARTS chunks: its own, fetching the activations, and what sharing costs. A slice is no wider than what the kernel for the most rows can hold.
- */
-template <class F> static void cut(const struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
+/* Clusters of 1 << bits blocks that run at once, one block a multiprocessor; 0: none. */
+template <class F> static int clusters_of(struct td_dev *dev, int bits)
 {
-	typedef struct linear_shape<F, 4, 2> widest;
-	int most = (int)((dev->shared_max - widest::sums - widest::rest) / widest::chunk), least = INT32_MAX, first = div_up(p->chunks, most);
+	cudaLaunchAttribute attr[1];
+	unsigned blocks = (unsigned)(dev->sms >> bits << bits);
+	cudaLaunchConfig_t c = {dim3(blocks), dim3(THREADS), dev->shared_max, dev->stream, attr, 1};
+	int n = 0;
 
-	for (int s = first; s <= dev->sms && (s == first || p->chunks / s >= K_PARTS); s++) {
-		int chunks = div_up(p->chunks, s), used = div_up(p->chunks, chunks), rows = dev->sms / used > 0 ? dev->sms / used : 1;
-		int tiles = div_up(p->tiles, rows), cost = 8 * div_up(tiles, N_PARTS) * div_up(chunks, K_PARTS) + 2 * chunks + (used > 1 ? 40 + 2 * used : 0);
+	if (!bits)
+		return dev->sms;
+	if (!dev->overlap)
+		return 0;
+	if (!dev->ranks[bits]) {
+		attr[0].id = cudaLaunchAttributeClusterDimension;
+		attr[0].val.clusterDim.x = 1u << bits;
+		attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+		td__cuda_shared(dev, linear_kernel<F, 1, 1>, dev->shared_max);
+		if (!blocks || cudaOccupancyMaxActiveClusters(&n, linear_kernel<F, 1, 1>, &c) != cudaSuccess)
+			cudaGetLastError();
+		dev->ranks[bits] = n > 0 ? (n < dev->sms >> bits ? n : dev->sms >> bits) : -1;
+	}
+	return dev->ranks[bits] < 0 ? 0 : dev->ranks[bits];
+}
 
-		if (cost >= least)
-			continue;
-		least = cost;
-		p->block_chunks = chunks;
-		p->block_tiles = tiles;
-		*groups = div_up(p->tiles, tiles);
-		*slices = used;
+/*
+ * Time of the busiest block, in hundredths of a microsecond on an H200 with 16 rows, by a fit to products of 160 to 15,520 tiles by 20 to 72 chunks: tiles'
+ * chunks of a warp; chunks whose activations the block fetches; steps, which read them from shared memory; what each pass costs, and each way to share.
+ */
+static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices, int most)
+{
+	int columns = WARPS / parts, each = div_up(tiles, columns), passes = div_up(each, most), steps = div_up(chunks, parts);
+
+	return 54 * each * steps + 10 * chunks + 22 * passes * steps + (passes - 1) * (30 + 40 * bits) + 10 * bits + (slices > 1 ? 150 + 10 * slices : 0);
+}
+
+/*
+ * The rectangle of a block: of all shapes that fit (with the rows of the widest kernel) the cheapest. A map of less than a multiprocessor's tiles is cut as the
+ * large one is whose launch it may share (linear_pair.cu).
+ */
+template <class F> static void cut(struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
+{
+	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - BARRIERS - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
+
+	for (int bits = p->tiles < WARPS && clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most ? 1 : 0; bits <= RANK_BITS; bits++) {
+		int clusters = clusters_of<F>(dev, bits), first = div_up(p->chunks, most << bits);
+
+		for (int s = first; s <= (bits ? 1 : dev->sms); s++) {
+			int chunks = div_up(p->chunks, s << bits), used = div_up(p->chunks, chunks << bits), rows = clusters / used;
+			int tiles = rows ? div_up(p->tiles, rows) : 0;
+
+			for (int part_bits = 0; tiles && part_bits <= PART_BITS; part_bits++) {
+				int cost = cost_of(tiles, chunks, bits, 1 << part_bits, used, F::TILES);
+
+				if (cost >= least || (p->tiles < WARPS && part_bits != 1))
+					continue;
+				least = cost;
+				p->rank_bits = bits;
+				p->part_bits = part_bits;
+				p->block_chunks = chunks;
+				p->block_tiles = tiles;
+				*groups = div_up(p->tiles, tiles);
+				*slices = used;
+			}
+			if (p->tiles < WARPS && tiles)
+				break;
+		}
+		if (p->tiles < WARPS && least < INT32_MAX)
+			break;
 	}
 }
 
-/* What becomes of a product. `slices`: when there are several, the sums stay apart at `partial` (slices, rows, `wide`), and their number is told. */
+/* What a product is part of. */
 struct linear_use {
 	int accumulate, paired;
-	int *slices, *wide;
-	const float **partial;
 };
 
 static inline struct linear_args arguments(struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
@@ -370,7 +479,7 @@ static inline struct linear_args arguments(struct td_tensor x, const struct td_l
 	p.y_f32 = y.dtype == TD_F32;
 	p.accumulate = use.accumulate;
 	p.paired = use.paired;
-	p.by_four = y.ld % 4 == 0 && w->out % 4 == 0 && (uintptr_t)y.data % 16 == 0;
+	p.by_two = y.ld % 2 == 0 && w->out % 2 == 0 && (uintptr_t)y.data % 8 == 0;
 	return p;
 }
 
@@ -383,7 +492,7 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 
 	cut<F>(dev, &p, &groups, &slices);
 	partial = slices > 1 ? (size_t)slices * p.tiles * TILE * sizeof(float) : 0;
-	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8 && !use.slices) { /* a row's bits don't depend on where the rows are cut */
+	if (partial * x.rows > td__cuda_scratch_size(dev) && x.rows > 8) { /* a row's bits don't depend on where the rows are cut */
 		int half = div_up(x.rows / 2, 8) * 8;
 
 		run<F>(dev, td_rows(x, 0, half), w, td_rows(y, 0, half), use);
@@ -393,19 +502,15 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 	p.partial = partial ? (float *)td__cuda_scratch(dev, partial * x.rows) : NULL;
 	if (dev->error.code)
 		return;
-	if (use.slices && slices > 1) {
-		*use.slices = slices;
-		*use.wide = p.tiles * TILE;
-		*use.partial = p.partial;
-	} else {
-		p.counter = dev->counters;
-	}
+	p.counter = dev->counters;
 	if (x.rows <= 8)
 		launch_wide<F, 1>(dev, p, groups, slices);
 	else if (x.rows <= 16)
 		launch_wide<F, 2>(dev, p, groups, slices);
-	else
+	else if (x.rows <= 32 || linear_shared(p, 8, 1, F::STARTS) > dev->shared_max)
 		launch_wide<F, 4>(dev, p, groups, slices);
+	else
+		launch_wide<F, 8>(dev, p, groups, slices); /* one pass over the weights */
 }
 
 #endif

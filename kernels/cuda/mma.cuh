@@ -17,6 +17,14 @@ static __device__ __forceinline__ void mma_bf16(float c[4], uint32_t a0, uint32_
 		     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+/* c = A * B on sums that start at from0 in even and from1 in odd columns */
+static __device__ __forceinline__ void mma_bf16_on(float c[4], float from0, float from1, const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%11,%10,%11};"
+	    : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from0), "f"(from1));
+}
+
 /* c += A (16 x 16, half) * B (16 x 8, half), float32 sums */
 static __device__ __forceinline__ void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
@@ -184,6 +192,46 @@ static __device__ __forceinline__ void inbox_wait(uint64_t *box)
 #endif
 }
 
+/*
+ * Ranks: the blocks of a cluster that work on one thing, 1 << bits of them; bits 0: a block alone, also where there are no clusters. rank_store4 writes to
+ * the place of `sh` in the shared memory of that rank; after ranks_meet, which every thread of every rank calls, all see what was stored before it.
+ * ranks_arrive and ranks_wait are the two halves of a barrier that orders reads before later stores alone.
+ */
+static __device__ __forceinline__ void ranks_arrive(int bits)
+{
+	if (bits)
+		cluster_arrive();
+}
+static __device__ __forceinline__ void ranks_wait(int bits)
+{
+	if (bits)
+		cluster_wait();
+	else
+		__syncthreads();
+}
+static __device__ __forceinline__ void ranks_meet(int bits)
+{
+	if (!bits) {
+		__syncthreads();
+		return;
+	}
+#if __CUDA_ARCH__ >= 900
+	asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+	cluster_wait();
+#endif
+}
+static __device__ __forceinline__ void rank_store4(float4 *sh, unsigned rank, float4 v)
+{
+#if __CUDA_ARCH__ >= 900
+	uint32_t to;
+
+	asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((uint32_t)__cvta_generic_to_shared(sh)), "r"(rank));
+	asm volatile("st.shared::cluster.v4.f32 [%0], {%1,%2,%3,%4};" ::"r"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+#else
+	*sh = v;
+#endif
+}
+
 /* Loads that stand before stay before: the compiler likes to move them down to where they are used, and to wait there. */
 static __device__ __forceinline__ void loads_before()
 {
@@ -218,6 +266,22 @@ static __device__ __forceinline__ uint4 load16(uint32_t sh)
 
 	asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(sh) : "memory");
 	return v;
+}
+static __device__ __forceinline__ float2 load8(uint32_t sh)
+{
+	float2 v;
+
+	asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(sh) : "memory");
+	return v;
+}
+static __device__ __forceinline__ void store8(uint32_t sh, float a, float b)
+{
+	asm volatile("st.shared.v2.f32 [%0], {%1,%2};" ::"r"(sh), "f"(a), "f"(b) : "memory");
+}
+/* The `threads` threads of part k of the block wait for each other; each part of a block does so once. */
+static __device__ __forceinline__ void part_meets(int k, int threads)
+{
+	asm volatile("bar.sync %0, %1;" ::"r"(k + 1), "r"(threads) : "memory");
 }
 static __device__ __forceinline__ void copy_commit()
 {

@@ -154,61 +154,6 @@ void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, f
 		rms_norm<bf16>(dev, x, w, eps, one, y);
 }
 
-/* x += the slices' sums, in order; then as rms_norm_kernel. Up to GROUPS_MAX groups a thread. */
-template <int GROUPS>
-static __global__ void add_norm_kernel(const float *partial, int slices, int wide, float *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy,
-				       int cols)
-{
-	float sum = 0, by[GROUPS][GROUP], v[GROUPS][GROUP];
-	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
-
-	weights_at(w, c0, step, cols, by);
-	let_next_start();
-	after_previous();
-	x += (size_t)blockIdx.x * ldx + c0;
-	y += (size_t)blockIdx.x * ldy + c0;
-	partial += (size_t)blockIdx.x * wide + c0;
-#pragma unroll
-	for (int i = 0; i < GROUPS; i++)
-		if (c0 + i * step < cols) {
-			float add[GROUP] = {};
-
-			group_at(x + i * step, v[i]);
-#pragma unroll 4
-			for (int s = 0; s < slices; s++) {
-				float a[GROUP];
-
-				group_at(partial + (size_t)s * gridDim.x * wide + i * step, a);
-#pragma unroll
-				for (int k = 0; k < GROUP; k++)
-					add[k] += a[k];
-			}
-#pragma unroll
-			for (int k = 0; k < GROUP; k++) {
-				v[i][k] += add[k];
-				sum += v[i][k] * v[i][k];
-			}
-			*(float4 *)(x + i * step) = make_float4(v[i][0], v[i][1], v[i][2], v[i][3]);
-			*(float4 *)(x + i * step + 4) = make_float4(v[i][4], v[i][5], v[i][6], v[i][7]);
-		}
-	normed_to(y, c0, step, cols, v, by, 1.0f / sqrtf(block_sum(sum) / cols + eps), one);
-}
-
-int td__cuda_norm_adds(struct td_tensor x, struct td_tensor y, const float *w)
-{
-	return x.dtype == TD_F32 && y.dtype == TD_BF16 && grouped(x) && grouped(y) && (uintptr_t)w % 16 == 0 &&
-	       x.cols <= THREADS_MAX * GROUPS_MAX * GROUP;
-}
-
-void td__cuda_add_norm(struct td_dev *dev, const float *partial, int slices, int wide, struct td_tensor x, const float *w, float eps, int zero_centred,
-		       struct td_tensor y)
-{
-	int groups = x.cols / GROUP, threads = threads_for(groups);
-
-	td__cuda_launch(dev, "linear_norm", groups > THREADS_MAX ? add_norm_kernel<GROUPS_MAX> : add_norm_kernel<1>, x.rows, threads, 0, partial, slices, wide,
-			(float *)x.data, x.ld, w, eps, zero_centred ? 1.0f : 0.0f, (bf16 *)y.data, y.ld, x.cols);
-}
-
 /* ---- SwiGLU -------------------------------------------------------------------------------------------------------------------------- */
 
 /* paired: eight gates and their eight fellows in turn, as paired maps give them */

@@ -45,7 +45,7 @@ using std::min;
 
 namespace emu
 {
-enum { WARP = 32, THREADS_MAX = 1024, CLUSTER_MAX = 4, PAYLOAD = 64 };
+enum { WARP = 32, THREADS_MAX = 1024, CLUSTER_MAX = 8, PAYLOAD = 64 };
 
 struct launch_config {
 	dim3 grid, block;

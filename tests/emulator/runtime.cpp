@@ -154,9 +154,14 @@ cudaError_t cudaFuncSetAttribute(const void *, enum cudaFuncAttribute, int value
 	return done(value <= (int)setting("EMULATOR_SHARED", 232448) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
-cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *, const cudaLaunchConfig_t *)
+cudaError_t cudaOccupancyMaxActiveClusters(int *n, const void *, const cudaLaunchConfig_t *c)
 {
-	*n = (int)setting("EMULATOR_CLUSTERS", 1);
+	unsigned blocks = 1;
+
+	for (unsigned i = 0; i < c->numAttrs; i++)
+		if (c->attrs[i].id == cudaLaunchAttributeClusterDimension)
+			blocks = c->attrs[i].val.clusterDim.x;
+	*n = (int)(setting("EMULATOR_SMS", 8) / blocks * setting("EMULATOR_CLUSTERS", 1));
 	return cudaSuccess;
 }
 

@@ -62,6 +62,13 @@ static inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, u
 	memcpy(c, ((emu_mma *)emu::meet(&m, sizeof(m), emu_mma_all<emu_halves>)[emu::lane()])->c, sizeof(m.c));
 }
 
+static inline void mma_bf16_on(float c[4], float from0, float from1, const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	c[0] = c[2] = from0;
+	c[1] = c[3] = from1;
+	mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
+}
+
 static inline void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
 	emu_mma m = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
@@ -146,6 +153,28 @@ static inline void inbox_wait(uint64_t *box)
 		emu::cluster_sleep();
 }
 
+static inline void ranks_arrive(int bits)
+{
+	if (bits)
+		emu::cluster_arrive();
+}
+static inline void ranks_wait(int bits)
+{
+	if (bits)
+		emu::cluster_wait();
+	else
+		emu::block_barrier();
+}
+static inline void ranks_meet(int bits)
+{
+	ranks_arrive(bits);
+	ranks_wait(bits);
+}
+static inline void rank_store4(float4 *sh, unsigned rank, float4 v)
+{
+	*(float4 *)emu::cluster_pointer(sh, rank) = v;
+}
+
 static inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c)
 {
 	return (a & b) | c;
@@ -182,6 +211,19 @@ static inline uint4 load_once(const void *gl)
 static inline uint4 load16(uint32_t sh)
 {
 	return *(const uint4 *)emu::shared_pointer(sh);
+}
+static inline float2 load8(uint32_t sh)
+{
+	return *(const float2 *)emu::shared_pointer(sh);
+}
+static inline void store8(uint32_t sh, float a, float b)
+{
+	*(float2 *)emu::shared_pointer(sh) = make_float2(a, b);
+}
+/* All parts of a block come here once. */
+static inline void part_meets(int, int)
+{
+	emu::block_barrier();
 }
 static inline void copy_commit()
 {
