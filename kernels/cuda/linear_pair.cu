@@ -7,36 +7,43 @@
 #include "kernels/cuda/bf16_format.cuh"
 #include "kernels/cuda/int4_format.cuh"
 
-/* grid (groups of both * ranks, 1, groups of NT * 8 rows) */
-template <int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) pair_kernel(const struct linear_args a, const struct linear_args b, int blocks_a)
+enum { NARROW = 4 }; /* eights of rows that a block of the small map takes at most: it has few registers for more */
+
+/* grid (blocks of the large map, those of the small one for each NARROW * 8 rows; 1; groups of NT * 8 rows) */
+template <int NT, int T>
+static __global__ void __launch_bounds__(THREADS, 1) pair_kernel(const struct linear_args a, const struct linear_args b, int blocks_a, int blocks_b)
 {
-	if ((int)blockIdx.x < blocks_a)
-		linear_block<int4_format<1>, NT, T>(a, blockIdx.x);
+	enum { NB = NT < NARROW ? NT : NARROW };
+	int block = (int)blockIdx.x - blocks_a, second = block >= blocks_b;
+
+	if (block < 0)
+		linear_block<int4_format<1>, NT, T>(a, blockIdx.x, blockIdx.z);
 	else
-		linear_block<bf16_format, NT, 1>(b, blockIdx.x - blocks_a);
+		linear_block<bf16_format, NB, 1>(b, second ? block - blocks_b : block, blockIdx.z * (NT / NB) + second);
 }
 
 template <int NT, int T>
 static void launch_pair(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
 {
-	size_t shared = linear_shared(a, NT, T, int4_format<1>::STARTS), other = linear_shared(b, NT, 1, bf16_format::STARTS);
+	enum { NB = NT < NARROW ? NT : NARROW };
+	size_t shared = linear_shared(a, NT, T, int4_format<1>::STARTS), other = linear_shared(b, NB, 1, bf16_format::STARTS);
 	static size_t allowed;
 
 	shared = shared > other ? shared : other;
 	if (shared > allowed)
 		td__cuda_shared(dev, pair_kernel<NT, T>, allowed = shared);
-	td__cuda_launch_ranks(dev, "linear2", pair_kernel<NT, T>, dim3((groups_a + groups_b) << a.rank_bits, 1, div_up(a.rows, NT * 8)), THREADS, shared,
-			      1 << a.rank_bits, a, b, groups_a << a.rank_bits);
+	td__cuda_launch_ranks(dev, "linear2", pair_kernel<NT, T>, dim3((groups_a + groups_b * (NT / NB)) << a.rank_bits, 1, div_up(a.rows, NT * 8)), THREADS,
+			      shared, 1 << a.rank_bits, a, b, groups_a << a.rank_bits, groups_b << a.rank_bits);
 }
 
 template <int NT> static void launch_pair_wide(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
 {
-	int t = tiles_of(a, NT > 2 ? 2 : 3);
+	int t = tiles_of(a, NT > 4 ? 1 : NT > 2 ? 2 : 3);
 
 	if (NT <= 2 && t > 2)
 		launch_pair<NT, NT <= 2 ? 3 : 2>(dev, a, b, groups_a, groups_b);
-	else if (t > 1)
-		launch_pair<NT, 2>(dev, a, b, groups_a, groups_b);
+	else if (NT <= 4 && t > 1)
+		launch_pair<NT, NT <= 4 ? 2 : 1>(dev, a, b, groups_a, groups_b);
 	else
 		launch_pair<NT, 1>(dev, a, b, groups_a, groups_b);
 }
@@ -57,7 +64,9 @@ int td__cuda_linear_pair(struct td_dev *dev, struct td_tensor x, const struct td
 		launch_pair_wide<1>(dev, a, b, groups_a, groups_b);
 	else if (x.rows <= 16)
 		launch_pair_wide<2>(dev, a, b, groups_a, groups_b);
-	else
+	else if (x.rows <= 32 || linear_shared(a, 8, 1, int4_format<1>::STARTS) > dev->shared_max)
 		launch_pair_wide<4>(dev, a, b, groups_a, groups_b);
+	else
+		launch_pair_wide<8>(dev, a, b, groups_a, groups_b);
 	return 1;
 }

@@ -274,12 +274,12 @@ static __device__ void add_slices(const struct linear_args &p, const struct line
 
 /* ---- the block ----------------------------------------------------------------------------------------------------------------------- */
 
-template <int NT> static __device__ __forceinline__ struct linear_place place_of(const struct linear_args &p, int block)
+template <int NT> static __device__ __forceinline__ struct linear_place place_of(const struct linear_args &p, int block, int group)
 {
 	struct linear_place b;
 
 	b.rank = block & ((1 << p.rank_bits) - 1);
-	b.row0 = blockIdx.z * NT * 8;
+	b.row0 = group * NT * 8;
 	b.tile0 = (block >> p.rank_bits) * p.block_tiles;
 	b.tiles = min(p.block_tiles, p.tiles - b.tile0);
 	b.c0 = ((blockIdx.y << p.rank_bits) + b.rank) * p.block_chunks;
@@ -291,11 +291,11 @@ template <int NT> static __device__ __forceinline__ struct linear_place place_of
 	return b;
 }
 
-/* Block `block`: of its row of the picture the one of its rank; slice blockIdx.y, rows blockIdx.z */
-template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int block)
+/* Block `block`: of its row of the picture the one of its rank; slice blockIdx.y; `group` of NT * 8 rows */
+template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int block, int group)
 {
 	extern __shared__ __align__(16) char linear_sh[]; /* linear_shared */
-	struct linear_place b = place_of<NT>(p, block);
+	struct linear_place b = place_of<NT>(p, block, group);
 	int first = b.tile0 + b.n * T, columns = WARPS >> p.part_bits, pass_tiles = columns * T;
 	uint32_t bar = shared_address(linear_sh), pitch = row_pitch(p), x_sh = bar + BARRIERS + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
 	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
@@ -351,7 +351,7 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 /* grid (groups of tiles, slices, groups of NT * 8 rows) */
 template <class F, int NT, int T> static __global__ void __launch_bounds__(THREADS, 1) linear_kernel(const struct linear_args p)
 {
-	linear_block<F, NT, T>(p, blockIdx.x);
+	linear_block<F, NT, T>(p, blockIdx.x, blockIdx.z);
 }
 
 template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
