@@ -422,24 +422,25 @@ static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices
 }
 
 /*
- * The rectangle of a block: of all shapes that fit (with the rows of the widest kernel) the cheapest. A map of less than a multiprocessor's tiles is cut as the
- * large one is whose launch it may share (linear_pair.cu).
+ * The rectangle of a block: of all shapes that fit (with 32 rows) the cheapest. A map of a few tiles is cut as the large one is whose launch it may share
+ * (linear_pair.cu): by pairs of blocks, two parts each.
  */
 template <class F> static void cut(struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
 	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - BARRIERS - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
+	int few = p->tiles < WARPS, few_bits = clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most;
 
-	for (int bits = p->tiles < WARPS && clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most ? 1 : 0; bits <= RANK_BITS; bits++) {
+	for (int bits = 0; bits <= RANK_BITS; bits++) {
 		int clusters = clusters_of<F>(dev, bits), first = div_up(p->chunks, most << bits);
 
-		for (int s = first; s <= (bits ? 1 : dev->sms); s++) {
+		for (int s = first; s <= (bits ? 1 : few ? first : dev->sms); s++) {
 			int chunks = div_up(p->chunks, s << bits), used = div_up(p->chunks, chunks << bits), rows = clusters / used;
 			int tiles = rows ? div_up(p->tiles, rows) : 0;
 
 			for (int part_bits = 0; tiles && part_bits <= PART_BITS; part_bits++) {
 				int cost = cost_of(tiles, chunks, bits, 1 << part_bits, used, F::TILES);
 
-				if (cost >= least || (p->tiles < WARPS && part_bits != 1))
+				if (cost >= least || (few && (bits != few_bits || part_bits != 1)))
 					continue;
 				least = cost;
 				p->rank_bits = bits;
@@ -449,11 +450,7 @@ template <class F> static void cut(struct td_dev *dev, struct linear_args *p, in
 				*groups = div_up(p->tiles, tiles);
 				*slices = used;
 			}
-			if (p->tiles < WARPS && tiles)
-				break;
 		}
-		if (p->tiles < WARPS && least < INT32_MAX)
-			break;
 	}
 }
 
