@@ -21,11 +21,11 @@
  * one dot product, three shuffles and one update; with a stepper on each scheduler what else it does has to pass under its own shuffles. Hence the order
  * in step(): a turn begins with a token's shuffles and ends with the next one's dot product, and what the token before read from the state it left, the
  * decay and the next loads stand between; the sum of o over the parts waits until all tokens are through. Of 280 cycles a token 167 are instructions, 128
- * of them multiply-adds. (Loads at the end of a turn, for the next: 310. Two steppers a scheduler, 16 parts: 300 and more, as they share the same shared
- * memory: a lane's word takes its time there though others read the same one, so a lane has two columns for each word.)
+ * of them multiply-adds. (Loads at the end of a turn, for the next: 310. Two steppers a scheduler, with 16 parts: a tenth more. A lane's word takes its
+ * time in shared memory though others read the same one, so a lane has two columns for each word.)
  *
  * A block needs less than half of a multiprocessor's registers and shared memory and lets the next kernel start at once: the products before and after it
- * run beside it, and what it does early passes under the former. Alone on a multiprocessor it costs 5 us more.
+ * run beside it, and what it does early passes under the former. (158 registers a thread, which leave no room for another block: 5 us more a layer.)
  *
  * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
  * order, so they agree to the bit, wherever a prompt is cut.
