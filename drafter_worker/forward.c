@@ -37,16 +37,13 @@ void td__drafter_block(struct td_drafter *d, const struct td_batch *b)
 	for (int i = 0; i < c->layers; i++) {
 		const struct td_drafter_layer *l = &d->w->layer[i];
 
-		if (i == 0)
-			d->ops->rms_norm(d->dev, x, l->input_norm, c->eps, 0, norm);
+		d->ops->rms_norm(d->dev, x, l->input_norm, c->eps, 0, norm);
 		td_fused_apply(d->ops, d->dev, norm, &l->qkv, wide);
 		d->ops->draft_attention(d->dev, &l->attn, &d->kv[i], b, wide, mixed);
-		d->ops->linear_norm(d->dev, mixed, &l->o, x, l->post_norm, c->eps, 0, norm);
+		d->ops->linear(d->dev, mixed, &l->o, x, 1);
+		d->ops->rms_norm(d->dev, x, l->post_norm, c->eps, 0, norm);
 		td_fused_swiglu(d->ops, d->dev, norm, &l->gate_up, gate_up, inner);
-		if (i + 1 < c->layers)
-			d->ops->linear_norm(d->dev, inner, &l->down, x, l[1].input_norm, c->eps, 0, norm);
-		else
-			d->ops->linear(d->dev, inner, &l->down, x, 1);
+		d->ops->linear(d->dev, inner, &l->down, x, 1);
 	}
 	d->ops->rows_tail(d->dev, b, x, tail);
 	d->ops->rms_norm(d->dev, tail, d->w->norm, c->eps, 0, tail_norm);

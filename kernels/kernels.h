@@ -279,11 +279,9 @@ struct td_ops {
 	void (*linear)(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate);
 	/* y = silu(x[:, :I]) * x[:, I:] */
 	void (*swiglu)(struct td_dev *, struct td_tensor x /* (R, 2I) */, struct td_tensor y /* (R, I) */);
-	/* Several operations in one call, which a backend may make together: two maps of one input; y += W x and then norm = rms_norm(y), y F32, with the bits
-	 * of the two operations; y = swiglu(W x), where `both` (R, 2I) is room to work in. */
+	/* Several operations in one call, which a backend may make together: two maps of one input, with the bits of the two operations; y = swiglu(W x),
+	 * where `both` (R, 2I) is room to work in. */
 	void (*linear2)(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);
-	void (*linear_norm)(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
-			    struct td_tensor norm);
 	void (*linear_swiglu)(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y);
 	void (*copy)(struct td_dev *, struct td_tensor src, struct td_tensor dst); /* same shape, any ld; same type, or F32 rounded to act */
 

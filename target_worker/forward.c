@@ -3,8 +3,6 @@
  *
  *   embed -> per layer: norm, mixer (Gated DeltaNet or gated attention), + residual, norm, SwiGLU, + residual -> features of tapped layers
  *
- * A norm is made with the product before it (td_ops.linear_norm), so a layer's input norm comes from the layer before.
- *
  * The residual stream stays in t->x; the caller picks the rows that need logits (td__target_head). Formulas: kernels.h.
  */
 #include "target_worker/internal.h"
@@ -23,7 +21,7 @@ static void mix_linear(struct td_target *t, const struct td_target_layer *l, int
 
 	td_fused_apply2(t->ops, t->dev, norm, &l->qkvz, qkvz, &l->ba, ba);
 	t->ops->gdn(t->dev, &l->gdn, &t->gdn[layer], b, qkvz, ba, out);
-	t->ops->linear_norm(t->dev, out, &l->out, x, l->post_norm, t->w->cfg.eps, 1, norm);
+	t->ops->linear(t->dev, out, &l->out, x, 1);
 }
 
 static void mix_attention(struct td_target *t, const struct td_target_layer *l, int layer, const struct td_batch *b, struct td_tensor x, struct td_tensor norm)
@@ -34,7 +32,7 @@ static void mix_attention(struct td_target *t, const struct td_target_layer *l, 
 
 	td_fused_apply(t->ops, t->dev, norm, &l->qkv, qkv);
 	t->ops->attention(t->dev, &l->attn, &t->kv[layer], b, qkv, out);
-	t->ops->linear_norm(t->dev, out, &l->o, x, l->post_norm, t->w->cfg.eps, 1, norm);
+	t->ops->linear(t->dev, out, &l->o, x, 1);
 }
 
 void td__target_forward(struct td_target *t, const struct td_batch *b, struct td_tensor features)
@@ -49,17 +47,14 @@ void td__target_forward(struct td_target *t, const struct td_batch *b, struct td
 		const struct td_target_layer *l = &t->w->layer[i];
 
 		probe(t, "hidden", i, x);
-		if (i == 0)
-			t->ops->rms_norm(t->dev, x, l->input_norm, c->eps, 1, norm);
+		t->ops->rms_norm(t->dev, x, l->input_norm, c->eps, 1, norm);
 		if (l->full)
 			mix_attention(t, l, i, b, x, norm);
 		else
 			mix_linear(t, l, i, b, x, norm);
+		t->ops->rms_norm(t->dev, x, l->post_norm, c->eps, 1, norm);
 		td_fused_swiglu(t->ops, t->dev, norm, &l->gate_up, gate_up, inner);
-		if (i + 1 < c->layers)
-			t->ops->linear_norm(t->dev, inner, &l->down, x, l[1].input_norm, c->eps, 1, norm);
-		else
-			t->ops->linear(t->dev, inner, &l->down, x, 1);
+		t->ops->linear(t->dev, inner, &l->down, x, 1);
 		for (int k = 0; features.data && k < t->o.n_taps; k++)
 			if (t->o.tap[k] == i)
 				t->ops->copy(t->dev, x, td_cols(td_rows(features, 0, n), k * c->hidden, c->hidden));

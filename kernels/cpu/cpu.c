@@ -32,7 +32,6 @@ const struct td_ops td_cpu_ops = {
 	.linear = td__linear,
 	.swiglu = td__swiglu,
 	.linear2 = td__linear2,
-	.linear_norm = td__linear_norm,
 	.linear_swiglu = td__linear_swiglu,
 	.copy = td__copy,
 

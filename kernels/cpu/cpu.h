@@ -100,8 +100,6 @@ void td__linear(struct td_dev *, struct td_tensor x, const struct td_linear *w, 
 void td__rms_norm(struct td_dev *, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y);
 void td__swiglu(struct td_dev *, struct td_tensor x, struct td_tensor y);
 void td__linear2(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);
-void td__linear_norm(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
-		     struct td_tensor norm);
 void td__linear_swiglu(struct td_dev *, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y);
 
 void td__embed(struct td_dev *, struct td_tensor table, const int32_t *ids, struct td_tensor out);

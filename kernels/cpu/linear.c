@@ -279,13 +279,6 @@ void td__linear2(struct td_dev *dev, struct td_tensor x, const struct td_linear 
 	td__linear(dev, x, w1, y1, 0);
 }
 
-void td__linear_norm(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
-		     struct td_tensor norm)
-{
-	td__linear(dev, x, w, y, 1);
-	td__rms_norm(dev, y, norm_w, eps, zero_centred, norm);
-}
-
 void td__linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)
 {
 	td__linear(dev, x, w, both, 0);

@@ -251,7 +251,6 @@ void td__cuda_rms_norm(struct td_dev *, struct td_tensor, const float *, float, 
 void td__cuda_swiglu(struct td_dev *, struct td_tensor, struct td_tensor);
 void td__cuda_swiglu_of(struct td_dev *, struct td_tensor, struct td_tensor, int paired);
 void td__cuda_linear2(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const struct td_linear *, struct td_tensor);
-void td__cuda_linear_norm(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, const float *, float, int, struct td_tensor);
 void td__cuda_linear_swiglu(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, struct td_tensor);
 void td__cuda_copy(struct td_dev *, struct td_tensor, struct td_tensor);
 void td__cuda_gdn(struct td_dev *, const struct td_gdn *, const struct td_gdn_state *, const struct td_batch *, struct td_tensor, struct td_tensor,

@@ -174,13 +174,6 @@ void td__cuda_linear2(struct td_dev *dev, struct td_tensor x, const struct td_li
 	td__cuda_linear(dev, x, w1, y1, 0);
 }
 
-void td__cuda_linear_norm(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const float *norm_w, float eps, int zero_centred,
-			  struct td_tensor norm)
-{
-	td__cuda_linear(dev, x, w, y, 1);
-	td__cuda_rms_norm(dev, y, norm_w, eps, zero_centred, norm);
-}
-
 /* Few rows are gated before they are rounded, blocks of prompts after it, so each row goes the way that is its own whatever else the call has. A paired
  * map's outputs lie tile by tile, so swiglu must know when they were made by another product. */
 void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor both, struct td_tensor y)

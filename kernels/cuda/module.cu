@@ -30,7 +30,6 @@ const struct td_ops td_cuda_ops = {
 	td__cuda_linear,
 	td__cuda_swiglu,
 	td__cuda_linear2,
-	td__cuda_linear_norm,
 	td__cuda_linear_swiglu,
 	td__cuda_copy,
 	td__cuda_gdn,
