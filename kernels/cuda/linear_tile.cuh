@@ -8,7 +8,7 @@
  *	tiles 0 .. k-1	|       block (0, 0)      |  block (0, 1)
  *	tiles k .. 2k-1	|       block (1, 0)      |  block (1, 1)
  *
- * The ranks of a row of the picture are a cluster, whose blocks reach each other's shared memory (ranks.cuh). Where there are no clusters it is one block
+ * The ranks of a row of the picture are a cluster, whose blocks reach each other's shared memory (mma.cuh). Where there are no clusters it is one block
  * wide, or narrow maps (few tiles, many columns) have slices, whose sums go through device memory: the last block of a row adds them.
  * In a block warp (n, k) takes the k-th part of the chunks of T tiles, the n-th such group of them: one pass of the block is WARPS / parts * T tiles. Weights go
  * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
