@@ -629,19 +629,8 @@ static void launch(struct td_dev *dev, void (*kernel)(struct gdn_args), size_t s
 /* A narrow share of the GPU (MPS) may have no room for a cluster: then the last block of a head does the norm. */
 static int can_cluster(struct td_dev *dev, dim3 grid)
 {
-	if (!dev->clusters) {
-		cudaLaunchAttribute attr[1];
-		cudaLaunchConfig_t c = {grid, dim3(THREADS), sizeof(struct window<128>), dev->stream, attr, 1};
-		int n = 0;
-
-		attr[0].id = cudaLaunchAttributeClusterDimension;
-		attr[0].val.clusterDim.x = MAX_SLICES;
-		attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-		td__cuda_shared(dev, gdn_kernel<128, 128, true>, c.dynamicSmemBytes);
-		if (!dev->overlap || cudaOccupancyMaxActiveClusters(&n, gdn_kernel<128, 128, true>, &c) != cudaSuccess)
-			cudaGetLastError();
-		dev->clusters = n > 0 ? 1 : -1;
-	}
+	if (!dev->clusters)
+		dev->clusters = td__cuda_clusters(dev, gdn_kernel<128, 128, true>, grid, THREADS, sizeof(struct window<128>), MAX_SLICES) > 0 ? 1 : -1;
 	return dev->clusters > 0;
 }
 

@@ -112,6 +112,21 @@ template <class K> static inline void td__cuda_shared(struct td_dev *dev, K *ker
 {
 	td__cuda_check(dev, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), "shared memory");
 }
+/* Clusters of so many blocks of a kernel that can run at once; 0: none, as on a GPU without them or on a share of one that is too narrow (MPS). */
+template <class K> static inline int td__cuda_clusters(struct td_dev *dev, K *kernel, dim3 grid, int threads, size_t shared, int ranks)
+{
+	cudaLaunchAttribute attr[1];
+	cudaLaunchConfig_t c = {grid, dim3((unsigned)threads), shared, dev->stream, attr, 1};
+	int n = 0;
+
+	attr[0].id = cudaLaunchAttributeClusterDimension;
+	attr[0].val.clusterDim.x = (unsigned)ranks;
+	attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
+	td__cuda_shared(dev, kernel, shared);
+	if (!dev->overlap || cudaOccupancyMaxActiveClusters(&n, kernel, &c) != cudaSuccess)
+		cudaGetLastError();
+	return n;
+}
 /* 0 when the tensor has this type; otherwise a sticky error that names the operation. */
 static inline int td__cuda_type(struct td_dev *dev, struct td_tensor t, enum td_dtype want, const char *what)
 {

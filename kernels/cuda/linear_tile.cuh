@@ -92,6 +92,12 @@ static __device__ __forceinline__ void put2(const struct linear_args &p, int row
 	}
 }
 
+/* Two outputs of a paired map, the first of them made of row o, a gate's. */
+static __device__ __forceinline__ void put2_gated(const struct linear_args &p, int row, int o, float2 v)
+{
+	*(uint32_t *)((bf16 *)p.y + (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE) = bf16_pair(v.x, v.y);
+}
+
 static __device__ __forceinline__ float4 add4(float4 a, float4 b)
 {
 	return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
@@ -213,7 +219,7 @@ static __device__ __forceinline__ void put_unit(const struct linear_args &p, int
 		*(float2 *)to = lo;
 		*(float2 *)(to + 8) = hi;
 	} else if (p.paired) {
-		*(uint32_t *)((bf16 *)p.y + (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE) = bf16_pair(lo.x, lo.y);
+		put2_gated(p, row, o, lo);
 	} else {
 		put2(p, row, o, lo, before_lo);
 		put2(p, row, o + 8, hi, before_hi);
@@ -266,7 +272,7 @@ static __device__ void add_slices(const struct linear_args &p, const struct line
 			up = make_float2(up.x + c.x, up.y + c.y);
 		}
 		if (p.paired)
-			*(uint32_t *)((bf16 *)p.y + (size_t)row * p.ldy + o / TILE * (TILE / 2) + o % TILE) = bf16_pair(silu(v.x) * up.x, silu(v.y) * up.y);
+			put2_gated(p, row, o, make_float2(silu(v.x) * up.x, silu(v.y) * up.y));
 		else
 			put2(p, row, o, v, before2(p, row, o));
 	}
@@ -389,23 +395,13 @@ template <class F, int NT> static void launch_wide(struct td_dev *dev, const str
 /* Clusters of 1 << bits blocks that run at once, one block a multiprocessor; 0: none. */
 template <class F> static int clusters_of(struct td_dev *dev, int bits)
 {
-	cudaLaunchAttribute attr[1];
-	unsigned blocks = (unsigned)(dev->sms >> bits << bits);
-	cudaLaunchConfig_t c = {dim3(blocks), dim3(THREADS), dev->shared_max, dev->stream, attr, 1};
-	int n = 0;
+	int most = dev->sms >> bits, n;
 
 	if (!bits)
-		return dev->sms;
-	if (!dev->overlap)
-		return 0;
+		return most;
 	if (!dev->ranks[bits]) {
-		attr[0].id = cudaLaunchAttributeClusterDimension;
-		attr[0].val.clusterDim.x = 1u << bits;
-		attr[0].val.clusterDim.y = attr[0].val.clusterDim.z = 1;
-		td__cuda_shared(dev, linear_kernel<F, 1, 1>, dev->shared_max);
-		if (!blocks || cudaOccupancyMaxActiveClusters(&n, linear_kernel<F, 1, 1>, &c) != cudaSuccess)
-			cudaGetLastError();
-		dev->ranks[bits] = n > 0 ? (n < dev->sms >> bits ? n : dev->sms >> bits) : -1;
+		n = most ? td__cuda_clusters(dev, linear_kernel<F, 1, 1>, dim3((unsigned)(most << bits)), THREADS, dev->shared_max, 1 << bits) : 0;
+		dev->ranks[bits] = n > 0 ? (n < most ? n : most) : -1;
 	}
 	return dev->ranks[bits] < 0 ? 0 : dev->ranks[bits];
 }
@@ -428,12 +424,13 @@ static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices
 template <class F> static void cut(struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
 	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - BARRIERS - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
+	int slices_most = dev->sms < p->chunks ? dev->sms : p->chunks; /* no slice without a chunk */
 	int few = p->tiles < WARPS, few_bits = clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most;
 
 	for (int bits = 0; bits <= RANK_BITS; bits++) {
 		int clusters = clusters_of<F>(dev, bits), first = div_up(p->chunks, most << bits);
 
-		for (int s = first; s <= (bits ? 1 : few ? first : dev->sms); s++) {
+		for (int s = first; s <= (bits ? 1 : few ? first : slices_most); s++) {
 			int chunks = div_up(p->chunks, s << bits), used = div_up(p->chunks, chunks << bits), rows = clusters / used;
 			int tiles = rows ? div_up(p->tiles, rows) : 0;
 
