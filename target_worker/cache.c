@@ -4,7 +4,7 @@
  * Only prompt rows are kept, in whole units (td__prefill_unit), for these have the same bits in every prompt that begins alike: decoded rows go another
  * numeric way, and so does the rest of a prompt after its last unit. Recurrent state can't be cut to a length as pages can, so it is copied
  * aside at two edges of a prompt: the last one, where the next turn of a conversation will begin, and the one up to which the tree knew the pages
- * without a state, which is where prompts with a common beginning part. Prefill is planned so that a part ends there (td__cache_edge).
+ * without a state, which is where prompts with a common beginning part. A step that goes beyond such an edge takes its recurrent layers in stages.
  * Checkpoints are further rows of the state tensors, after the slots' (engine/memplan.h). Copies run in the order of the device's operations, so a
  * checkpoint may be written over as soon as its copy was asked for.
  *
@@ -55,20 +55,15 @@ void td__cache_clear(struct td_target *t)
 	tell(t);
 }
 
-static void copy_state(struct td_target *t, int from, int to)
+void td__cache_copy(struct td_target *t, int layer, int from, int to)
 {
 	const struct td_target_config *c = &t->w->cfg;
 	int rows = c->v_heads, cols = c->k_dim * c->v_dim, channels = 2 * c->k_heads * c->k_dim + c->v_heads * c->v_dim;
+	struct td_tensor s = {t->gdn[layer].s, TD_F32, rows, cols, cols};
+	struct td_tensor tail = {t->gdn[layer].tail, t->ops->act, TD_CONV_TAIL, channels, channels};
 
-	for (int i = 0; i < c->layers; i++) {
-		struct td_tensor s = {t->gdn[i].s, TD_F32, rows, cols, cols};
-		struct td_tensor tail = {t->gdn[i].tail, t->ops->act, TD_CONV_TAIL, channels, channels};
-
-		if (c->full_attention[i])
-			continue;
-		t->ops->copy(t->dev, td_rows(s, from * rows, rows), td_rows(s, to * rows, rows));
-		t->ops->copy(t->dev, td_rows(tail, from * TD_CONV_TAIL, TD_CONV_TAIL), td_rows(tail, to * TD_CONV_TAIL, TD_CONV_TAIL));
-	}
+	t->ops->copy(t->dev, td_rows(s, from * rows, rows), td_rows(s, to * rows, rows));
+	t->ops->copy(t->dev, td_rows(tail, from * TD_CONV_TAIL, TD_CONV_TAIL), td_rows(tail, to * TD_CONV_TAIL, TD_CONV_TAIL));
 }
 
 /* Finds what is known of the slot's prompt; the last prompt row is always computed, for its logits. */
@@ -84,7 +79,9 @@ static void look(struct td_target *t, int slot)
 	if (m.units * unit <= s->fed)
 		return;
 	td__pages_share(t->pages, slot, m.page, m.units * unit / TD_PAGE);
-	copy_state(t, t->n_slots + m.state, slot);
+	for (int i = 0; i < t->w->cfg.layers; i++)
+		if (!t->w->cfg.full_attention[i])
+			td__cache_copy(t, i, t->n_slots + m.state, slot);
 	s->fed = m.units * unit;
 	s->place = s->began_at = m.at;
 }
@@ -133,29 +130,28 @@ int td__cache_room(struct td_target *t, int n)
 	return rc;
 }
 
-int td__cache_edge(const struct td__slot *s)
+/* At an edge: 1 when a state is to be kept there. */
+static int checkpoint(struct td_target *t, struct td__slot *s, int tokens, struct td__keep *keep)
 {
-	if (!s->cache)
-		return s->n_prompt;
-	return s->fed < s->branch_edge ? s->branch_edge : s->fed < s->last_edge ? s->last_edge : s->n_prompt;
+	*keep = (struct td__keep){tokens, td__prefix_checkpoint(t->prefix, s->place)};
+	if (tokens == s->last_edge)
+		td__prefix_passed(t->prefix, s->began_at);
+	return keep->state >= 0;
 }
 
-void td__cache_grow(struct td_target *t, int slot, int from)
+int td__cache_grow(struct td_target *t, int slot, int from, struct td__keep keep[TD__KEEPS])
 {
 	struct td__slot *s = &t->slot[slot];
 	const int32_t *ids = td_shm_ids(t->shm, slot), *row = td__pages_row(t->pages, slot);
-	int unit = td__prefill_unit(t), state;
+	int unit = td__prefill_unit(t), n = 0;
 
 	if (!s->cache)
-		return;
-	for (int at = from; at + unit <= s->fed && s->cache; at += unit)
+		return 0;
+	for (int at = from; at + unit <= s->fed && s->cache; at += unit) {
 		s->cache = td__prefix_add(t->prefix, &s->place, s->tenant, ids + at, row + at / TD_PAGE, s->k > 0);
-	if (s->cache && (s->fed == s->branch_edge || s->fed == s->last_edge)) {
-		state = td__prefix_checkpoint(t->prefix, s->place);
-		if (state >= 0)
-			copy_state(t, slot, t->n_slots + state);
-		if (s->fed == s->last_edge)
-			td__prefix_passed(t->prefix, s->began_at);
+		if (s->cache && (at + unit == s->branch_edge || at + unit == s->last_edge))
+			n += checkpoint(t, s, at + unit, &keep[n]);
 	}
 	tell(t);
+	return n;
 }

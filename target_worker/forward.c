@@ -13,14 +13,27 @@ static void probe(struct td_target *t, const char *what, int index, struct td_te
 		t->o.probe(t->o.probe_ctx, what, index, x);
 }
 
-static void mix_linear(struct td_target *t, const struct td_target_layer *l, int layer, const struct td_batch *b, struct td_tensor x, struct td_tensor norm)
+/* Stage by stage, with what is kept of each. */
+static void recur(struct td_target *t, const struct td_target_layer *l, int layer, const struct td_batch *b, const struct td__stages *stages,
+		  struct td_tensor qkvz, struct td_tensor ba, struct td_tensor out)
+{
+	for (int i = 0; i < (stages ? stages->n : 1); i++) {
+		t->ops->gdn(t->dev, &l->gdn, &t->gdn[layer], stages && stages->n > 1 ? &stages->batch[i] : b, qkvz, ba, out);
+		for (int k = 0; stages && k < stages->n_kept; k++)
+			if (stages->kept[k].stage == i)
+				td__cache_copy(t, layer, stages->kept[k].slot, t->n_slots + stages->kept[k].state);
+	}
+}
+
+static void mix_linear(struct td_target *t, const struct td_target_layer *l, int layer, const struct td_batch *b, const struct td__stages *stages,
+		       struct td_tensor x, struct td_tensor norm)
 {
 	int n = b->n_rows;
 	struct td_tensor qkvz = td_cols(td_rows(t->wide, 0, n), 0, l->qkvz.out), ba = td_rows(t->ba, 0, n);
 	struct td_tensor out = td_cols(td_rows(t->mixed, 0, n), 0, l->out.in);
 
 	td_fused_apply2(t->ops, t->dev, norm, &l->qkvz, qkvz, &l->ba, ba);
-	t->ops->gdn(t->dev, &l->gdn, &t->gdn[layer], b, qkvz, ba, out);
+	recur(t, l, layer, b, stages, qkvz, ba, out);
 	t->ops->linear(t->dev, out, &l->out, x, 1);
 }
 
@@ -35,7 +48,7 @@ static void mix_attention(struct td_target *t, const struct td_target_layer *l, 
 	t->ops->linear(t->dev, out, &l->o, x, 1);
 }
 
-void td__target_forward(struct td_target *t, const struct td_batch *b, struct td_tensor features)
+void td__target_forward(struct td_target *t, const struct td_batch *b, const struct td__stages *stages, struct td_tensor features)
 {
 	const struct td_target_config *c = &t->w->cfg;
 	int n = b->n_rows;
@@ -51,7 +64,7 @@ void td__target_forward(struct td_target *t, const struct td_batch *b, struct td
 		if (l->full)
 			mix_attention(t, l, i, b, x, norm);
 		else
-			mix_linear(t, l, i, b, x, norm);
+			mix_linear(t, l, i, b, stages, x, norm);
 		t->ops->rms_norm(t->dev, x, l->post_norm, c->eps, 1, norm);
 		td_fused_swiglu(t->ops, t->dev, norm, &l->gate_up, gate_up, inner);
 		t->ops->linear(t->dev, inner, &l->down, x, 1);

@@ -89,8 +89,14 @@ void td__cache_clear(struct td_target *t);
 void td__cache_start(struct td_target *t, int slot);
 void td__cache_begin(struct td_target *t, int slot); /* its first rows are planned: looks again, says what was found */
 int td__cache_room(struct td_target *t, int n); /* evicts until n pages are free; -1 when that can't be */
-int td__cache_edge(const struct td__slot *s); /* where the part of the prompt that is fed next must end at the latest */
-void td__cache_grow(struct td_target *t, int slot, int from); /* prompt rows from..fed are computed */
+/* A state that is to be kept: when the slot's first `tokens` have gone through the layers, as checkpoint `state`. */
+struct td__keep {
+	int tokens, state;
+};
+enum { TD__KEEPS = 2 };
+/* Prompt rows from..fed are about to be computed: their units become known. Returns how many states are wanted on the way, in the order of tokens. */
+int td__cache_grow(struct td_target *t, int slot, int from, struct td__keep keep[TD__KEEPS]);
+void td__cache_copy(struct td_target *t, int layer, int from, int to); /* rows of the state of a recurrent layer: slots, then checkpoints */
 
 /* constrain.c: output that must fit a grammar */
 int td__constrain_create(struct td_target *t, int vocab_fd, struct td_error *err);
@@ -101,8 +107,23 @@ void td__constrain_masks(struct td_target *t, const struct td_batch *b); /* of a
 void td__constrain_apply(struct td_target *t, struct td_tensor logits); /* those masks, before accept */
 int td__constrain_commit(struct td_target *t, int slot, const int32_t *token, int n); /* -1: they do not fit */
 
-/* forward.c: rows of the batch through all layers; x holds the residual stream at the end, features (if features.data) the tapped outputs */
-void td__target_forward(struct td_target *t, const struct td_batch *b, struct td_tensor features);
+/*
+ * The recurrent layers' way through a step in which states are kept from the middle of its rows: one stage after the other, each with the next
+ * part of the sequences; all else of the step takes its rows at once.
+ */
+enum { TD__STAGES = TD__KEEPS + 1 };
+struct td__stages {
+	int n; /* 1: the step's own batch */
+	struct td_batch batch[TD__STAGES];
+	struct td_seq seq[TD__STAGES][TD_SLOTS_MAX];
+	int n_kept;
+	struct td__kept {
+		int stage, slot, state; /* after this stage the slot's state is copied to this checkpoint */
+	} kept[TD__KEEPS * TD_SLOTS_MAX];
+};
+/* forward.c: rows of the batch through all layers; x holds the residual stream at the end, features (if features.data) the tapped outputs. stages: NULL
+ * where no state is kept */
+void td__target_forward(struct td_target *t, const struct td_batch *b, const struct td__stages *stages, struct td_tensor features);
 /* final norm and head over the rows in `rows` (n) -> t->logits */
 struct td_tensor td__target_head(struct td_target *t, struct td_tensor rows);
 

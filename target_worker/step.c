@@ -178,8 +178,8 @@ static int prefill_order(struct td_target *t, int slot[TD_SLOTS_MAX])
 	return n;
 }
 
-/* Up to a chunk of prompt rows in all, fewer while somebody waits for the next token; a slot's part ends at a multiple of the unit, at its prompt's end,
- * or where its state is wanted. How a prompt is cut changes none of its bits. */
+/* Up to a chunk of prompt rows in all, fewer while somebody waits for the next token; a slot's part ends at a multiple of the unit or at its prompt's
+ * end. How a prompt is cut changes none of its bits. */
 static void prefill_plan(struct td_target *t, struct plan *p)
 {
 	int room = t->shm->cfg.chunk, unit = td__prefill_unit(t), order[TD_SLOTS_MAX], n = prefill_order(t, order);
@@ -190,12 +190,12 @@ static void prefill_plan(struct td_target *t, struct plan *p)
 		int slot = order[i], rows;
 		struct td__slot *best = &t->slot[slot];
 
+		if (room < unit && best->n_prompt - best->fed > room) /* no room for a unit of it, but perhaps for the end of another's prompt */
+			continue;
 		td__cache_begin(t, slot);
-		rows = td__cache_edge(best) - best->fed;
+		rows = best->n_prompt - best->fed;
 		if (rows > room)
 			rows = (best->fed + room) / unit * unit - best->fed;
-		if (rows <= 0) /* no room for a unit of it, but perhaps for the end of another's prompt */
-			continue;
 		memcpy(t->ids_host + p->batch.n_rows, td_shm_ids(t->shm, slot) + best->fed, sizeof(int32_t) * (size_t)rows);
 		plan_add(p, slot, rows, best->fed, 0, unit == TD__UNIT && best->fed + rows == best->n_prompt ? TD_COMMIT_END : TD_COMMIT_ROWS);
 		room -= rows;
@@ -227,17 +227,51 @@ static int prefill_sample(struct td_target *t, struct plan *p, const int *ended,
 	return t->ops->sync(t->dev, err);
 }
 
-/* The rows are computed, or will be before anything that is asked for from here on. A slot that has all its prompt rows in the model: sample next, or
- * feed what an earlier life committed. */
-static void prefill_progress(struct td_target *t, struct plan *p, int *ended, int *n_ended)
+/* Sequence i's part in the stages. A checkpoint that was given away again within this step is its last owner's alone. */
+static void stages_add(struct plan *p, struct td__stages *st, int i, const struct td__keep *keep, int n_keep)
 {
+	const struct td_seq *whole = &p->seq[i];
+	int at = 0;
+
+	for (int k = 0; k < n_keep; k++) {
+		for (int other = st->n_kept - 1; other >= 0; other--)
+			if (st->kept[other].state == keep[k].state)
+				st->kept[other] = st->kept[--st->n_kept];
+		st->kept[st->n_kept++] = (struct td__kept){k, whole->slot, keep[k].state};
+	}
+	for (int k = 0; at < whole->rows; k++) {
+		struct td_batch *b = &st->batch[k];
+		struct td_seq *s = &st->seq[k][b->n_seq++];
+		int end = k < n_keep ? keep[k].tokens - whole->pos0 : whole->rows;
+
+		*s = *whole;
+		s->row0 += at;
+		s->pos0 += at;
+		s->rows = end - at;
+		if (end < whole->rows)
+			s->commit = TD_COMMIT_ROWS;
+		if (s->rows > b->max_rows)
+			b->max_rows = s->rows;
+		if (s->pos0 + s->rows > b->max_ctx)
+			b->max_ctx = s->pos0 + s->rows;
+		st->n = st->n > k + 1 ? st->n : k + 1;
+		at = end;
+	}
+}
+
+/* What follows from the plan: a slot that has all its prompt rows in the model will sample next, or feed what an earlier life committed; states to be
+ * kept. The rows will be computed before anything that is asked for from here on. Only after the whole plan, which looks at what the cache has. */
+static void prefill_progress(struct td_target *t, struct plan *p, struct td__stages *st, int *ended, int *n_ended)
+{
+	*st = (struct td__stages){0};
 	for (int i = 0; i < p->batch.n_seq; i++) {
 		const struct td_seq *seq = &p->seq[i];
 		struct td__slot *s = &t->slot[seq->slot];
+		struct td__keep keep[TD__KEEPS];
 
 		s->fed += seq->rows;
 		s->replay = 0;
-		td__cache_grow(t, seq->slot, seq->pos0);
+		stages_add(p, st, i, keep, td__cache_grow(t, seq->slot, seq->pos0, keep));
 		if (s->fed < s->n_prompt)
 			continue;
 		if (s->n_tokens == s->n_prompt) {
@@ -247,6 +281,13 @@ static void prefill_progress(struct td_target *t, struct plan *p, int *ended, in
 			s->phase = s->fed == s->n_tokens - 1 ? TD__DECODE : TD__REFEED;
 		}
 	}
+	for (int i = 0; i < st->n; i++) {
+		st->batch[i].seq = st->seq[i];
+		st->batch[i].n_rows = p->batch.n_rows;
+		if (st->n > 1)
+			t->ops->batch_set(t->dev, &st->batch[i]);
+	}
+	t->ops->batch_set(t->dev, &p->batch); /* last: the products are those of its rows */
 }
 
 /* Records, and first tokens. The drafter is told of the rows of a request that ends with its first token, too: others may use its pages. */
@@ -273,6 +314,7 @@ static void prefill_tell(struct td_target *t, struct plan *p, const int *ended, 
 
 int td__target_prefill(struct td_target *t, struct td_error *err)
 {
+	struct td__stages stages;
 	struct plan p;
 	int ended[TD_SLOTS_MAX], n_ended = 0, n_rows, rc;
 	int pending = 0;
@@ -286,11 +328,10 @@ int td__target_prefill(struct td_target *t, struct td_error *err)
 	prefill_plan(t, &p);
 	n_rows = p.batch.n_rows;
 	t->ops->upload(t->dev, t->ids, t->ids_host, sizeof(int32_t) * (size_t)n_rows);
-	t->ops->batch_set(t->dev, &p.batch);
+	prefill_progress(t, &p, &stages, ended, &n_ended);
 	td_fault_spot("target.step");
 	td_fault_gpu("target.gpu.fault", t->ops, t->dev);
-	td__target_forward(t, &p.batch, p.features);
-	prefill_progress(t, &p, ended, &n_ended);
+	td__target_forward(t, &p.batch, &stages, p.features);
 	if (n_ended && (rc = prefill_sample(t, &p, ended, n_ended, err)))
 		return rc;
 	if ((rc = t->ops->sync(t->dev, err)))
@@ -425,7 +466,7 @@ static void decode_forward(struct td_target *t, struct plan *p)
 		if (p->refeed[i])
 			t->ops->upload(t->dev, t->ids + p->seq[i].row0, td_shm_ids(t->shm, p->seq[i].slot) + p->seq[i].pos0,
 				       sizeof(int32_t) * (size_t)p->seq[i].rows);
-	td__target_forward(t, &p->batch, p->features);
+	td__target_forward(t, &p->batch, NULL, p->features);
 }
 
 /* Verdicts of the sequences that are not being refed, packed one after the other in the order of the batch. */
@@ -523,12 +564,12 @@ int td__target_warm(struct td_target *t, struct td_error *err)
 	p.batch.seq = p.seq;
 	plan_add(&p, 0, rows, 0, 0, 1);
 	t->ops->batch_set(t->dev, &p.batch);
-	td__target_forward(t, &p.batch, none);
+	td__target_forward(t, &p.batch, NULL, none);
 	p = (struct plan){0};
 	p.batch.seq = p.seq;
 	plan_add(&p, 0, TD_BLOCK_MAX, 0, 0, 0);
 	t->ops->batch_set(t->dev, &p.batch);
-	td__target_forward(t, &p.batch, none);
+	td__target_forward(t, &p.batch, NULL, none);
 	t->ops->accept(t->dev, &p.batch, td__target_head(t, td_rows(t->x, 0, TD_BLOCK_MAX)), t->o.vocab_real, t->sampling, t->o.exchange.draft,
 		       t->o.exchange.counts, t->o.exchange.anchor, t->verdict);
 	t->ops->mask(t->dev, td_rows(t->logits, 0, 1), t->lines, 1);

@@ -397,6 +397,39 @@ static void evictions(void)
 	EQUAL("hits told", (long long)atomic_load(&kept.shm->stats_target.prefix_hits), hits);
 }
 
+/* Edges inside of a step: it is one step all the same, and each keeps the state of its own place. */
+static void edges(void)
+{
+	static struct ask a;
+	static int32_t ids[MOST];
+	int n = append(ids, append(ids, 0, text(6), unit), text(8), unit + 40);
+	uint64_t steps;
+
+	pair_new_epoch(&kept);
+	ask(&a, text(6), 2 * unit + 40, 0); /* leaves the last edge's state */
+	steps = atomic_load(&kept.shm->stats_target.progress);
+	a.r.ids = a.ids;
+	a.r.out = a.out;
+	pair_submit(&kept, &a.r, 0);
+	while (!a.r.n_out)
+		pair_step(&kept, &a.r, 1, NULL);
+	EQUAL("steps of a prompt that fits a step", (long long)(atomic_load(&kept.shm->stats_target.progress) - steps), 1);
+	while (!a.r.finish)
+		pair_step(&kept, &a.r, 1, NULL);
+	ask(&a, text(6), 2 * unit + 40, 0);
+	one("from the last edge", &a);
+	EQUAL("from the last edge", a.r.cached, 2 * unit);
+	ask(&a, ids, n, 0); /* leaves two states, that of the branch first */
+	one("a branch", &a);
+	EQUAL("of a branch without a state", a.r.cached, 0);
+	ask(&a, ids, n, 0);
+	one("from a branch's last edge", &a);
+	EQUAL("from a branch's last edge", a.r.cached, 2 * unit);
+	ask(&a, ids, append(ids, unit, text(9), unit + 3), 0);
+	one("from the branch", &a);
+	EQUAL("from the branch", a.r.cached, unit);
+}
+
 /* A worker dies: both drop everything, the cache too, and begin again. */
 static void epochs(void)
 {
@@ -554,6 +587,18 @@ static void part(const char *name, void (*run_part)(void))
 	fflush(stdout);
 }
 
+/* Steps of several units, so that edges lie inside of them. */
+static void wide(void)
+{
+	chunk = 3 * unit;
+	reopen(&plain, 0, 0);
+	reopen(&kept, 16, 0);
+	part("chats", chats);
+	part("copies", copies);
+	part("edges", edges);
+	part("evictions", evictions);
+}
+
 static void all(void)
 {
 	unit = chunk < 256 ? 64 : 256;
@@ -600,8 +645,10 @@ int main(int argc, char **argv)
 		static const int sizes[] = {64, 256, 1024};
 
 		chunk = sizes[i];
-		if (only ? chunk == only : !i)
+		if (only ? chunk == only : !i) {
 			all();
+			wide();
+		}
 	}
 	chunk = 1024;
 	context = 1152;
