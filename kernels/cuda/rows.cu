@@ -58,14 +58,33 @@ void td__cuda_embed(struct td_dev *dev, struct td_tensor table, const int32_t *i
 				dev->fault_dev);
 }
 
-static __global__ void round_kernel(const float *x, int ldx, bf16 *y, int ldy, int cols)
+/* EACH neighbouring columns a thread: 8 where rows lie at multiples of 16 bytes, else 1 */
+template <int EACH> static __global__ void round_kernel(const float *x, int ldx, bf16 *y, int ldy, int cols)
 {
-	int c = blockIdx.x * THREADS + threadIdx.x;
+	int c = (blockIdx.x * blockDim.x + threadIdx.x) * EACH;
 
 	let_next_start();
 	after_previous();
-	if (c < cols)
-		y[(size_t)blockIdx.y * ldy + c] = __float2bfloat16(x[(size_t)blockIdx.y * ldx + c]);
+	if (c >= cols)
+		return;
+	x += (size_t)blockIdx.y * ldx + c;
+	y += (size_t)blockIdx.y * ldy + c;
+	if (EACH == 8) {
+		float4 a = ((const float4 *)x)[0], b = ((const float4 *)x)[1];
+
+		*(uint4 *)y = make_uint4(bf16_pair(a.x, a.y), bf16_pair(a.z, a.w), bf16_pair(b.x, b.y), bf16_pair(b.z, b.w));
+	} else {
+		*y = __float2bfloat16(*x);
+	}
+}
+
+static void round_rows(struct td_dev *dev, struct td_tensor x, struct td_tensor y)
+{
+	int each = x.cols % 8 == 0 && x.ld % 4 == 0 && y.ld % 8 == 0 && (uintptr_t)x.data % 16 == 0 && (uintptr_t)y.data % 16 == 0 ? 8 : 1;
+	int columns = x.cols / each, blocks = div_up(columns, THREADS);
+
+	td__cuda_launch(dev, "copy", each == 8 ? round_kernel<8> : round_kernel<1>, dim3(blocks, x.rows), div_up(div_up(columns, blocks), 32) * 32, 0,
+			(const float *)x.data, x.ld, (bf16 *)y.data, y.ld, x.cols);
 }
 
 void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor dst)
@@ -75,8 +94,7 @@ void td__cuda_copy(struct td_dev *dev, struct td_tensor src, struct td_tensor ds
 	if (dev->error.code || src.rows == 0 || src.cols == 0)
 		return;
 	if (src.dtype == TD_F32 && dst.dtype == TD_BF16) {
-		td__cuda_launch(dev, "copy", round_kernel, dim3(div_up(src.cols, THREADS), src.rows), THREADS, 0, (const float *)src.data, src.ld,
-				(bf16 *)dst.data, dst.ld, src.cols);
+		round_rows(dev, src, dst);
 		return;
 	}
 	if (td__cuda_type(dev, dst, src.dtype, "copy"))

@@ -67,6 +67,22 @@ static void embed(int vocab, int cols, int rows)
 	drop_all();
 }
 
+/* Rows of the residual stream into a part of wider rows, as the features go: eight at once, and a width that has no eights. */
+static void rounded(int cols)
+{
+	enum { ROWS = 5 };
+	float *x = random_values((size_t)ROWS * cols, 1);
+	struct td_tensor from = put_f32(&dut, x, ROWS, cols, cols), xr = put_act(&ref, x, ROWS, cols, cols), to = new_act(&dut, ROWS, 3 * cols, 3 * cols);
+	struct td_tensor yr = new_act(&ref, ROWS, cols, cols);
+	char shape[64];
+
+	ref.ops->copy(ref.dev, xr, yr);
+	dut.ops->copy(dut.dev, from, td_cols(to, cols, cols));
+	snprintf(shape, sizeof(shape), "f32 rows of %d into columns of wider ones", cols);
+	verdict_bool("copy", shape, same_bits(get_values(&dut, td_cols(to, cols, cols)), get_values(&ref, yr), (size_t)ROWS * cols));
+	drop_all();
+}
+
 static void copies(void)
 {
 	static const struct td_seq seq[] = {{.slot = 2, .row0 = 0, .rows = 5}, {.slot = 0, .row0 = 5, .rows = 1}, {.slot = 7, .row0 = 6, .rows = 16}};
@@ -158,6 +174,8 @@ void check_rows(void)
 	embed(5000, 2560, 33);
 	embed(7, 9, 5);
 	copies();
+	rounded(2568);
+	rounded(2562);
 	ids();
 	counts();
 }
