@@ -156,7 +156,7 @@ size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum
 	return (size_t)c->layers * 2 * (size_t)kv_pages * TD_PAGE * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
 }
 
-enum { CHUNK = 256, CHUNK_GPU = 2048 };
+enum { CHUNK = 256, CHUNK_GPU = 4096 };
 
 int td_chunk_auto(const char *device, int slots, int context)
 {
