@@ -140,7 +140,7 @@ $(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_P
 CUDA_ARCHS ?= 80 86 89 90
 # The stub stands in for the driver's libcuda.so.1 on a machine without one.
 CUDA_LIB := $(abspath $(dir $(NVCC))../lib64)
-CUDA_GENCODE := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
+CUDA_GENCODE := $(foreach a,$(patsubst 90,90a,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
 OBJ_CUDA := $(patsubst %.cu,$(B)/%.cu.o,$(SRC_CUDA))
 $(B)/%.cu.o: %.cu | $(PB_H)
 	@mkdir -p $(@D)

@@ -1,8 +1,8 @@
 /*
  * attend.cuh: what the attention kernels share: their arguments, norm and rotary of a head, where keys lie, tiles in shared memory.
  *
- * attend.cu, attend_span.cuh and attend_sum.cu have the kernels for few rows over many keys (verify, decode, drafter), attend_prompt.cu those for whole
- * blocks of a prompt; attention.cu and draft_attention.cu are the operations.
+ * attend.cu, attend_span.cuh and attend_sum.cu have the kernels for few rows over many keys (verify, decode, drafter), attend_prompt.cu and
+ * attend_group.cu those for whole blocks of a prompt; attention.cu and draft_attention.cu are the operations.
  *
  * Tiles in shared memory are (row, dim) bf16 with the 16-byte pieces of a row exchanged by the row's low 3 bits, so that ldmatrix meets no bank conflict.
  */
@@ -292,5 +292,7 @@ void td__attend(struct td_dev *dev, struct attend_args *p, const struct td_batch
 void td__attend_sum(struct td_dev *dev, const struct attend_args *p, int rows, int n);
 /* attend_prompt.cu: rows of whole blocks. */
 void td__attend_prompt(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b);
+/* attend_group.cu: the same by products of warpgroups; 0 where there are none, or they don't fit. */
+int td__attend_prompt_groups(struct td_dev *dev, const struct attend_args *p, const struct td_batch *b, int rows, int all);
 
 #endif

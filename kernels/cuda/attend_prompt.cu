@@ -1,5 +1,6 @@
 /*
- * attend_prompt.cu: attention of a prompt's whole blocks (TD_CUDA_LARGE positions that are final rows of one batch, as linear.cu has them).
+ * attend_prompt.cu: attention of a prompt's whole blocks (TD_CUDA_LARGE positions that are final rows of one batch, as linear.cu has them), by mma.sync.
+ * Where the GPU has products of warpgroups and heads have 256 dims, attend_group.cu does it instead.
  *
  * Work: a block takes the 16 MT (row, query head) pairs of some consecutive rows at one kv head and goes through all keys they see, KEYS at a time, in
  * ascending order. Nothing is divided but pairs, so no partial results go through memory. What limits is how often shared memory is read for a product, so
@@ -256,6 +257,8 @@ void td__attend_prompt(struct td_dev *dev, const struct attend_args *p, const st
 		rows = s.rows > rows ? s.rows : rows;
 		all += s.rows;
 	}
+	if (td__attend_prompt_groups(dev, p, b, rows, all))
+		return;
 	if (p->w.head_dim == 256)
 		launch_any<256>(dev, *p, b, rows, all);
 	else if (p->w.head_dim == 128)

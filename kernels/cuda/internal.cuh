@@ -45,6 +45,7 @@ struct td_dev {
 	int ordinal, slots, sms;
 	int clusters; /* of the delta rule: 1 they can run, -1 they can't, 0 nobody asked yet */
 	int ranks[4]; /* of the products: clusters of 1 << [] blocks that run at once; -1 none, 0 nobody asked yet */
+	int groups; /* products of warpgroups: compute capability 9.0 alone */
 	int overlap; /* a kernel may start before the one before it has ended */
 	size_t shared_max; /* bytes of shared memory that a block can have */
 	cudaStream_t stream;

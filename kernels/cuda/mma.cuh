@@ -7,6 +7,7 @@
 #ifndef TD_CUDA_MMA_CUH
 #define TD_CUDA_MMA_CUH
 
+#include <cuda.h>
 #include <stdint.h>
 
 /* c += A (16 x 16, bf16) * B (16 x 8, bf16), float32 sums */
@@ -354,5 +355,156 @@ static __device__ __forceinline__ void load_matrix_transposed(uint32_t r[4], con
 		     : "r"(shared_address(sh))
 		     : "memory");
 }
+
+/* Device memory as rows of `dims` bf16, for tile_copy. 0, or the driver's error. How many rows there are is the caller's matter. */
+struct tile_map {
+	CUtensorMap map;
+};
+static inline int tile_map_make(struct tile_map *m, const void *gl, int dims)
+{
+	const cuuint64_t size[2] = {(cuuint64_t)dims, (cuuint64_t)1 << 31}, step[1] = {(cuuint64_t)dims * 2};
+	const cuuint32_t box[2] = {64, 64}, each[2] = {1, 1};
+
+	return (int)cuTensorMapEncodeTiled(&m->map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, (void *)gl, size, step, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE,
+					   CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+/*
+ * What compute capability 9.0 alone has, in code made for it (sm_90a): kernels that use it stand between #ifdef TD_CUDA_GROUPS, and the host launches them where
+ * dev->groups says so.
+ */
+#if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define TD_CUDA_GROUPS
+
+/*
+ * Gates: a word of shared memory that opens once so many threads arrived and all bytes announced are there, and then closes for the next turn. gate_wait
+ * waits for the end of turn 0, 1, 0, ...; before the first one, for that of turn 1 nobody waits. One thread makes gates, before a barrier of the block.
+ */
+static __device__ __forceinline__ void gate_make(uint64_t *gate, unsigned arrivals)
+{
+	asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(gate)), "r"(arrivals) : "memory");
+	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+static __device__ __forceinline__ void gate_arrive(uint64_t *gate)
+{
+	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
+}
+/* Arrives, and announces bytes of tile_copy. */
+static __device__ __forceinline__ void gate_expect(uint64_t *gate, unsigned bytes)
+{
+	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void gate_wait(uint64_t *gate, unsigned turn)
+{
+	uint32_t at = shared_address(gate), open = 0;
+
+	while (!open)
+		asm volatile("{\n"
+			     ".reg .pred p;\n"
+			     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+			     "selp.u32 %0, 1, 0, p;\n"
+			     "}"
+			     : "=r"(open)
+			     : "r"(at), "r"(turn)
+			     : "memory");
+}
+
+/*
+ * Tiles: 64 rows of 64 bf16 in 8 KiB of shared memory at a multiple of 1 KiB, each row 128 bytes whose 16-byte pieces are exchanged by the row's low 3 bits.
+ * tile_copy, by one thread, leaves them so from device memory (dim and row: the first ones); its 8 KiB count at a gate.
+ * Ordinary stores do as well, with tiles_written behind them in each thread and then a barrier.
+ */
+static __device__ __forceinline__ void tile_copy(const struct tile_map *m, uint64_t *gate, void *sh, int dim, int row)
+{
+	asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(shared_address(sh)),
+		     "l"(m), "r"(dim), "r"(row), "r"(shared_address(gate))
+		     : "memory");
+}
+static __device__ __forceinline__ void tiles_written()
+{
+	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/*
+ * Products of a warpgroup: four warps, the first one's number a multiple of four; each holds 16 of 64 rows of sums, laid out as of mma.m16n8k16, eight columns
+ * after eight. They run beside what follows: group_begin (after the registers they use were written), products, group_commit; group_wait<N> waits until at
+ * most N such sets still run. Until then nothing may touch their registers: group_hold tells the compiler that they change here.
+ */
+/* How many registers a thread has from here on; each warpgroup of a block says so once, in a branch of its own. */
+template <int N> static __device__ __forceinline__ void group_registers_less()
+{
+	asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> static __device__ __forceinline__ void group_registers_more()
+{
+	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* Operands of a few tiles in a row: by rows, a row is one of A or a column of B and its dims are summed over; by dims the other way round. */
+static __device__ __forceinline__ uint64_t operand_by_rows(const void *sh)
+{
+	return (shared_address(sh) & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+static __device__ __forceinline__ uint64_t operand_by_dims(const void *sh)
+{
+	return (shared_address(sh) & 0x3ffff) >> 4 | (uint64_t)(8192 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+static __device__ __forceinline__ uint64_t operand_at(uint64_t operand, int bytes)
+{
+	return operand + (bytes >> 4);
+}
+static __device__ __forceinline__ void group_begin()
+{
+	asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+static __device__ __forceinline__ void group_commit()
+{
+	asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> static __device__ __forceinline__ void group_wait()
+{
+	asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N> static __device__ __forceinline__ void group_hold(float (&c)[N])
+{
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		asm volatile("" : "+f"(c[i])::"memory");
+}
+/* What makes v, which is never negative, stays before the wait that follows: the assembler moves a wait up as far as it can. So v's sign is looked at. */
+static __device__ __forceinline__ void group_after(float v)
+{
+	asm volatile("{\n.reg .pred p;\nsetp.lt.f32 p, %0, 0f00000000;\n@p st.shared.f32 [%1], %0;\n}" ::"f"(v), "r"(0) : "memory");
+}
+#define SUMS_4(c, i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3])
+#define SUMS_16(c, i) SUMS_4(c, i), SUMS_4(c, i + 4), SUMS_4(c, i + 8), SUMS_4(c, i + 12)
+#define SUMS_32(c, i) SUMS_16(c, i), SUMS_16(c, i + 16)
+/* c (64 x 64) = A (64 x 16, by rows) * B (16 x 64, by rows), or += with ADD */
+template <int ADD> static __device__ __forceinline__ void group_mma_64(float (&c)[32], uint64_t a, uint64_t b)
+{
+	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+		     "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+		     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
+		     "%31"
+		     "}, %32, %33, add, 1, 1, 0, 0;\n}"
+		     : SUMS_32(c, 0)
+		     : "l"(a), "l"(b), "n"(ADD));
+}
+/* c (64 x 256) += A (64 x 16, in registers as of mma.m16n8k16) * B (16 x 256, by dims) */
+static __device__ __forceinline__ void group_mma_256(float (&c)[128], const uint32_t a[4], uint64_t b)
+{
+	asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+		     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
+		     "%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,"
+		     "%59,%60,%61,%62,%63,%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,"
+		     "%87,%88,%89,%90,%91,%92,%93,%94,%95,%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,"
+		     "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+		     "}, {%128,%129,%130,%131}, %132, 1, 1, 1, 1;"
+		     : SUMS_32(c, 0), SUMS_32(c, 32), SUMS_32(c, 64), SUMS_32(c, 96)
+		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+#undef SUMS_4
+#undef SUMS_16
+#undef SUMS_32
+#endif
 
 #endif

@@ -274,4 +274,152 @@ static inline void load_matrix_transposed(uint32_t r[4], const void *sh)
 	}
 }
 
+/* What compute capability 9.0 alone has. */
+#define TD_CUDA_GROUPS
+
+/* A gate: how many arrivals it waits for, how many and how many bytes are missing, and the turn. */
+struct emu_gate {
+	int32_t bytes;
+	int16_t missing;
+	uint8_t all, turn;
+};
+static_assert(sizeof(emu_gate) == sizeof(uint64_t), "fits");
+
+static inline void emu_gate_count(void *gate, int arrivals, int bytes)
+{
+	emu_gate *g = (emu_gate *)gate;
+
+	g->missing = (int16_t)(g->missing - arrivals);
+	g->bytes += bytes;
+	if (g->missing || g->bytes)
+		return;
+	g->missing = g->all;
+	g->turn ^= 1;
+	emu::cluster_wake();
+}
+static inline void gate_make(uint64_t *gate, unsigned arrivals)
+{
+	*(emu_gate *)gate = {0, (int16_t)arrivals, (uint8_t)arrivals, 0};
+}
+static inline void gate_arrive(uint64_t *gate)
+{
+	emu_gate_count(gate, 1, 0);
+}
+static inline void gate_expect(uint64_t *gate, unsigned bytes)
+{
+	emu_gate_count(gate, 1, (int)bytes);
+}
+static inline void gate_wait(uint64_t *gate, unsigned turn)
+{
+	while (((volatile emu_gate *)gate)->turn == turn)
+		emu::cluster_sleep();
+}
+
+/* Tiles of 64 x 64 in shared memory, and products of warpgroups, which are made at once, each warp's 16 rows. */
+struct tile_map {
+	const char *gl;
+	int dims;
+};
+static inline int tile_map_make(struct tile_map *m, const void *gl, int dims)
+{
+	*m = {(const char *)gl, dims};
+	return 0;
+}
+static inline void tile_copy(const struct tile_map *m, uint64_t *gate, void *sh, int dim, int row)
+{
+	for (int r = 0; r < 64; r++)
+		for (int c = 0; c < 8; c++)
+			memcpy((char *)sh + r * 128 + (c ^ (r & 7)) * 16, m->gl + (((size_t)row + r) * m->dims + dim + c * 8) * 2, 16);
+	emu_gate_count(gate, 0, -64 * 128);
+}
+static inline void tiles_written()
+{
+}
+template <int N> static inline void group_registers_less()
+{
+}
+template <int N> static inline void group_registers_more()
+{
+}
+static inline uint64_t operand_by_rows(const void *sh)
+{
+	return emu::shared_address(sh);
+}
+static inline uint64_t operand_by_dims(const void *sh)
+{
+	return emu::shared_address(sh);
+}
+static inline uint64_t operand_at(uint64_t operand, int bytes)
+{
+	return operand + bytes;
+}
+static inline void group_begin()
+{
+}
+static inline void group_commit()
+{
+}
+template <int N> static inline void group_wait()
+{
+}
+template <int N> static inline void group_hold(float (&)[N])
+{
+}
+static inline void group_after(float)
+{
+}
+
+struct emu_group {
+	float *c;
+	uint64_t a, b;
+	uint32_t in[4]; /* A where it is in registers */
+	int add;
+};
+static_assert(sizeof(emu_group) <= emu::PAYLOAD, "fits");
+
+static inline float emu_group_get(uint64_t at)
+{
+	return __uint_as_float((uint32_t)*(const uint16_t *)emu::shared_pointer((uint32_t)(at ^ (at >> 3 & 0x70))) << 16);
+}
+template <int N, bool IN, bool DIMS> __attribute__((target_clones("avx2", "default"), optimize("O3"))) static void emu_group_all(emu::payload *p)
+{
+	static float a[16][16], b[16][N], c[16][N];
+	const emu_group *first = (const emu_group *)p[0];
+
+	for (int l = 0; l < 32; l++) {
+		const emu_group *m = (const emu_group *)p[l];
+		int g = l / 4, t = l % 4;
+
+		for (int r = 0; IN && r < 4; r++)
+			emu_halves(m->in[r], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1)], &a[g + 8 * (r & 1)][2 * t + 8 * (r >> 1) + 1]);
+		for (int r = 0; r < N / 2; r++)
+			c[g + 8 * (r >> 1 & 1)][r / 4 * 8 + 2 * t + (r & 1)] = m->add ? m->c[r] : 0;
+	}
+	for (int k = 0; k < 16; k++) {
+		for (int i = 0; !IN && i < 16; i++)
+			a[i][k] = emu_group_get(first->a + (uint64_t)(emu::here.thread.x / 32 % 4 * 16 + i) * 128 + k * 2);
+		for (int j = 0; j < N; j++)
+			b[k][j] = emu_group_get(DIMS ? first->b + (uint64_t)k * 128 + j / 64 * 8192 + j % 64 * 2 : first->b + (uint64_t)j * 128 + k * 2);
+	}
+	for (int i = 0; i < 16; i++)
+		for (int k = 0; k < 16; k++)
+			for (int j = 0; j < N; j++)
+				c[i][j] += a[i][k] * b[k][j];
+	for (int l = 0; l < 32; l++)
+		for (int r = 0; r < N / 2; r++)
+			((emu_group *)p[l])->c[r] = c[l / 4 + 8 * (r >> 1 & 1)][r / 4 * 8 + 2 * (l % 4) + (r & 1)];
+}
+template <int ADD> static inline void group_mma_64(float (&c)[32], uint64_t a, uint64_t b)
+{
+	emu_group m = {c, a, b, {}, ADD};
+
+	emu::meet(&m, sizeof(m), emu_group_all<64, false, false>);
+}
+static inline void group_mma_256(float (&c)[128], const uint32_t a[4], uint64_t b)
+{
+	emu_group m = {c, 0, b, {a[0], a[1], a[2], a[3]}, 1};
+
+	emu::meet(&m, sizeof(m), emu_group_all<256, true, true>);
+}
+
 #endif
