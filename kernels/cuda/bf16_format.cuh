@@ -12,7 +12,7 @@
 struct bf16_format {
 	enum { TILES = 1, STARTS = 0 };
 
-	template <int NT> static __device__ __forceinline__ void begin(int, int, int, int, int, uint32_t, uint32_t, uint32_t)
+	static __device__ __forceinline__ void begin(const uint4 *, uint32_t, int)
 	{
 	}
 	template <int NT> static __device__ __forceinline__ uint32_t start(uint32_t, int)

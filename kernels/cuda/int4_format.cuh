@@ -35,27 +35,32 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 template <int P> struct int4_format {
 	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = P == 1 ? 3 : 2, STARTS = P, UNITS_OF = UNITS / P };
 
-	/* Of chunks [begin, end) -24 times the sums of the rows' activations, each group's part by itself: products with ones, by warp n of `warps`, which all
-	 * wait for each other at barrier k. at: the lane's activations of chunk 0. */
-	template <int NT> static __device__ __forceinline__ void begin(int begin, int end, int n, int warps, int k, uint32_t at, uint32_t pitch, uint32_t starts)
+	/* Of eight rows of a chunk -24 times the sums of their activations, each group's part q by itself, by products with ones: put(q, row 2t's, row 2t + 1's),
+	 * in lane 4g + t. */
+	template <class PUT> static __device__ __forceinline__ void starts_of(const uint4 x[UNITS], PUT put)
 	{
 		const uint32_t one = 0x3f803f80u; /* 1, 1 */
 
-		for (int i = begin * (P * NT) + n; i < end * (P * NT); i += warps) {
-			uint32_t from = at + i % NT * 8 * pitch + i / NT * (UNITS_OF * UNIT * 2);
+#pragma unroll
+		for (int q = 0; q < P; q++) {
 			float sum[4] = {};
 
 #pragma unroll
-			for (int u = 0; u < UNITS_OF; u++) {
-				uint4 x = load16(from + u * (UNIT * 2));
-
-				mma_bf16(sum, one, one, one, one, x.x, x.y);
-				mma_bf16(sum, one, one, one, one, x.z, x.w);
+			for (int u = q * UNITS_OF; u < (q + 1) * UNITS_OF; u++) {
+				mma_bf16(sum, one, one, one, one, x[u].x, x[u].y);
+				mma_bf16(sum, one, one, one, one, x[u].z, x[u].w);
 			}
-			if ((threadIdx.x & 31) < 4)
-				store8(starts + i * 32 + (threadIdx.x & 3) * 8, -24 * sum[0], -24 * sum[1]);
+			put(q, -24 * sum[0], -24 * sum[1]);
 		}
-		part_meets(k, warps * 32);
+	}
+
+	/* The same to shared memory, parts `step` bytes apart. */
+	static __device__ __forceinline__ void begin(const uint4 x[UNITS], uint32_t starts, int step)
+	{
+		starts_of(x, [&](int q, float a, float b) {
+			if ((threadIdx.x & 31) < 4)
+				store8(starts + q * step + (threadIdx.x & 3) * 8, a, b);
+		});
 	}
 
 	/* Where a lane's starts of chunk c are. */

@@ -33,8 +33,6 @@ enum {
 	UNITS = CHUNK / UNIT,
 	WARPS = 12,
 	THREADS = WARPS * 32,
-	ARRIVALS = 4, /* barriers on which activations arrive: one for each part */
-	BARRIERS = 64, /* bytes of them */
 	SUM_BYTES = 512, /* sums of a unit: 8 rows of a tile, 4 of a lane */
 	RANK_BITS = 3,
 	PART_BITS = 2
@@ -118,15 +116,25 @@ static inline __host__ __device__ int part_chunks(const struct linear_args &p, i
 {
 	return (chunks + (1 << p.part_bits) - 1) >> p.part_bits;
 }
+/* Where segment k of the columns ends: part k % parts of rank k / parts, which are summed by themselves; sums are added in this order. */
+static inline __host__ __device__ int segment_end(const struct linear_args &p, int k)
+{
+	int first = (k >> p.part_bits) * p.block_chunks, chunks = p.chunks - first;
+
+	chunks = chunks < p.block_chunks ? (chunks < 0 ? 0 : chunks) : p.block_chunks;
+	first = first < p.chunks ? first : p.chunks;
+	k = ((k & ((1 << p.part_bits) - 1)) + 1) * part_chunks(p, chunks);
+	return first + (k < chunks ? k : chunks);
+}
 /* For what a weight format makes of the activations: `starts` floats of each chunk and row. */
 static inline __host__ __device__ int start_bytes(const struct linear_args &p, int nt, int starts)
 {
 	return p.block_chunks * starts * nt * 8 * 4;
 }
-/* Dynamic shared memory: barriers, sums, activations, starts. */
+/* Dynamic shared memory: sums, activations, starts. */
 static inline __host__ __device__ size_t linear_shared(const struct linear_args &p, int nt, int t, int starts)
 {
-	return BARRIERS + sum_bytes(p, nt, t) + (size_t)nt * 8 * row_pitch(p) + start_bytes(p, nt, starts);
+	return sum_bytes(p, nt, t) + (size_t)nt * 8 * row_pitch(p) + start_bytes(p, nt, starts);
 }
 
 /* Where a block and a warp are. */
@@ -135,34 +143,42 @@ struct linear_place {
 	int n, k, begin, end; /* of the warp: its chunks of the block's */
 };
 
-/* Columns [first, end) of the slice's activations to x_sh by asynchronous copies of all threads; those beyond the map's as zeroes. */
-static __device__ __forceinline__ void copy_columns(uint32_t x_sh, uint32_t pitch, const bf16 *x, int ldx, int rows, int first, int end, int there)
+/*
+ * The activations of the part's chunks, by way of registers: the part's warps take eight rows of a chunk each, all of whose loads are under way at once
+ * (the bulk copy engine takes a microsecond longer), and make what the weights' format needs of them. What lies beyond rows and columns is zero.
+ */
+template <class F, int NT>
+static __device__ __forceinline__ void take_rows(const struct linear_args &p, const struct linear_place &b, uint32_t at, uint32_t pitch, uint32_t starts)
 {
-	int n = (end - first) / 8;
+	enum { BATCH = 2 };
+	int columns = WARPS >> p.part_bits, last = b.end * NT, row0 = b.row0 + (threadIdx.x >> 2 & 7), col0 = b.c0 * CHUNK + (threadIdx.x & 3) * 8;
+	const bf16 *x = p.x + (size_t)row0 * p.ldx + col0;
 
-	for (int i = threadIdx.x; i < n * rows; i += THREADS) {
-		int r = i / n, k = first + i % n * 8;
+	for (int first = b.begin * NT + b.n; first < last; first += BATCH * columns) {
+		uint4 v[BATCH][UNITS];
 
-		copy16_to(x_sh + r * pitch + k * 2, k < there ? x + (size_t)r * ldx + k : x, k < there ? 16 : 0);
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			int i = first + k * columns, n = i % NT * 8, c = i / NT * CHUNK, there = i < last && row0 + n < p.rows ? p.in - col0 - c : 0;
+
+#pragma unroll
+			for (int u = 0; u < UNITS; u++)
+				v[k][u] = u * UNIT < there ? __ldcg((const uint4 *)(x + (size_t)n * p.ldx + c + u * UNIT)) : make_uint4(0, 0, 0, 0);
+		}
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			int i = first + k * columns;
+			uint32_t to = at + i % NT * 8 * pitch + i / NT * (CHUNK * 2);
+
+			if (i >= last)
+				break;
+#pragma unroll
+			for (int u = 0; u < UNITS; u++)
+				store16(to + u * (UNIT * 2), v[k][u]);
+			F::begin(v[k], starts + i / NT * (F::STARTS * NT * 32) + i % NT * 32, NT * 32);
+		}
 	}
-	copy_commit();
-}
-
-/* The activations of the block's chunks: by the engine as far as the map goes, the rest and without an engine by the threads, who then have all. */
-template <int NT> static __device__ __forceinline__ void copy_rows(const struct linear_args &p, const struct linear_place &b, uint32_t bar, uint32_t x_sh)
-{
-	const bf16 *x = p.x + (size_t)b.row0 * p.ldx + b.c0 * CHUNK;
-	int rows = min(NT * 8, p.rows - b.row0), there = max(0, min(b.chunks * CHUNK, p.in - b.c0 * CHUNK)), wide = part_chunks(p, b.chunks) * CHUNK;
-	uint32_t pitch = row_pitch(p);
-
-	/* The engine takes one copy at a time from a warp, some twenty cycles each: so a warp of each part asks for the part's columns. */
-	if (rows_by_engine() && b.n == 0 && b.k * wide < there)
-		rows_copy(bar + b.k * 8, x_sh + b.k * wide * 2, pitch, (const char *)(x + b.k * wide), (size_t)p.ldx * 2, rows, min(wide, there - b.k * wide) * 2);
-	if (rows_by_engine() && there == b.chunks * CHUNK)
-		return;
-	copy_columns(x_sh, pitch, x, p.ldx, rows, rows_by_engine() ? there : 0, b.chunks * CHUNK, there);
-	copy_wait<0>();
-	__syncthreads();
+	part_meets(b.k, columns * 32);
 }
 
 /* ---- sums ---------------------------------------------------------------------------------------------------------------------------- */
@@ -303,25 +319,19 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 	extern __shared__ __align__(16) char linear_sh[]; /* linear_shared */
 	struct linear_place b = place_of<NT>(p, block, group);
 	int first = b.tile0 + b.n * T, columns = WARPS >> p.part_bits, pass_tiles = columns * T;
-	uint32_t bar = shared_address(linear_sh), pitch = row_pitch(p), x_sh = bar + BARRIERS + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
+	uint32_t pitch = row_pitch(p), x_sh = shared_address(linear_sh) + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
 	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
 	typename F::template lane<T> even, odd;
 	typename F::template line<T> line;
 
-	if (threadIdx.x < ARRIVALS)
-		rows_init(bar + threadIdx.x * 8);
 	line.start(p, first, min(b.c0 + b.begin, p.chunks - 1));
 	even.load(p, line);
-	__syncthreads();
 	ranks_arrive(p.rank_bits);
 	let_next_start();
 	after_previous();
+	take_rows<F, NT>(p, b, at, pitch, starts);
 	if (p.rank_bits)
 		cluster_wait();
-	copy_rows<NT>(p, b, bar, x_sh);
-	if (b.begin < b.end)
-		rows_wait(bar + b.k * 8);
-	F::template begin<NT>(b.begin, b.end, b.n, columns, b.k, at, pitch, starts);
 	for (int pass = 0; pass < b.tiles; pass += pass_tiles) {
 		float acc[T][NT][4] = {};
 
@@ -345,8 +355,8 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 		}
 		if (pass) /* the sums before were read */
 			ranks_wait(p.rank_bits);
-		send_sums<NT, T>(p, b, linear_sh + BARRIERS, b.tiles - pass, acc);
-		finish<NT>(p, b, linear_sh + BARRIERS, b.tile0 + pass, min(pass_tiles, b.tiles - pass));
+		send_sums<NT, T>(p, b, linear_sh, b.tiles - pass, acc);
+		finish<NT>(p, b, linear_sh, b.tile0 + pass, min(pass_tiles, b.tiles - pass));
 		if (pass + pass_tiles < b.tiles)
 			ranks_arrive(p.rank_bits);
 	}
@@ -423,7 +433,7 @@ static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices
  */
 template <class F> static void cut(struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
-	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - BARRIERS - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
+	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
 	int slices_most = dev->sms < p->chunks ? dev->sms : p->chunks; /* no slice without a chunk */
 	int few = p->tiles < WARPS, few_bits = clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most;
 

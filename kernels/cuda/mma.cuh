@@ -268,12 +268,43 @@ static __device__ __forceinline__ uint4 load16(uint32_t sh)
 	asm volatile("ld.shared.v4.b32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(sh) : "memory");
 	return v;
 }
+static __device__ __forceinline__ uint32_t load4(uint32_t sh)
+{
+	uint32_t v;
+
+	asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(sh) : "memory");
+	return v;
+}
 static __device__ __forceinline__ float2 load8(uint32_t sh)
 {
 	float2 v;
 
 	asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(sh) : "memory");
 	return v;
+}
+static __device__ __forceinline__ void store16(uint32_t sh, uint4 v)
+{
+	asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(sh), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+static __device__ __forceinline__ void store4(uint32_t sh, uint32_t v)
+{
+	asm volatile("st.shared.b32 [%0], %1;" ::"r"(sh), "r"(v) : "memory");
+}
+/* A word in shared memory by which warps take turns: who saw it set to v sees what the warp that set it wrote before. */
+static __device__ __forceinline__ void word_wait(uint32_t sh, uint32_t v)
+{
+	uint32_t is;
+
+	do
+		asm volatile("ld.acquire.cta.shared.b32 %0, [%1];" : "=r"(is) : "r"(sh) : "memory");
+	while (is != v);
+	__syncwarp();
+}
+static __device__ __forceinline__ void word_set(uint32_t sh, uint32_t v)
+{
+	__syncwarp();
+	if ((threadIdx.x & 31) == 0)
+		asm volatile("st.release.cta.shared.b32 [%0], %1;" ::"r"(sh), "r"(v) : "memory");
 }
 static __device__ __forceinline__ void store8(uint32_t sh, float a, float b)
 {
@@ -292,53 +323,6 @@ template <int N> static __device__ __forceinline__ void copy_wait()
 {
 	asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
-
-/*
- * Rows of device memory into shared memory by the bulk copy engine of compute capability 9.0 (rows_by_engine; on other GPUs asynchronous copies are the
- * callers' matter). One thread calls rows_init for each barrier before a barrier of the block; then one warp calls rows_copy once for each, and any thread
- * that was in rows_wait sees its rows. Addresses and `bytes` are multiples of 16; `pitch` and `step`: from row to row there and here.
- */
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-static __device__ __forceinline__ bool rows_by_engine()
-{
-	return true;
-}
-static __device__ __forceinline__ void rows_init(uint32_t bar)
-{
-	asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(bar) : "memory");
-	asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-static __device__ __forceinline__ void rows_copy(uint32_t bar, uint32_t sh, uint32_t pitch, const char *gl, size_t step, int rows, int bytes)
-{
-	int lane = threadIdx.x & 31;
-
-	if (lane == 0)
-		asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(rows * bytes) : "memory");
-	__syncwarp();
-	for (int r = lane; r < rows; r += 32)
-		asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sh + r * pitch),
-			     "l"(gl + r * step), "r"(bytes), "r"(bar)
-			     : "memory");
-}
-static __device__ __forceinline__ void rows_wait(uint32_t bar)
-{
-	asm volatile("{\n.reg .pred there;\nagain:\nmbarrier.try_wait.parity.shared.b64 there, [%0], 0;\n@!there bra again;\n}" ::"r"(bar) : "memory");
-}
-#else
-static __device__ __forceinline__ bool rows_by_engine()
-{
-	return false;
-}
-static __device__ __forceinline__ void rows_init(uint32_t)
-{
-}
-static __device__ __forceinline__ void rows_copy(uint32_t, uint32_t, uint32_t, const char *, size_t, int, int)
-{
-}
-static __device__ __forceinline__ void rows_wait(uint32_t)
-{
-}
-#endif
 
 /* Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. */
 static __device__ __forceinline__ void load_matrix(uint32_t r[4], const void *sh)
@@ -420,6 +404,13 @@ static __device__ __forceinline__ void tile_copy(const struct tile_map *m, uint6
 		     "l"(m), "r"(dim), "r"(row), "r"(shared_address(gate))
 		     : "memory");
 }
+/* `bytes` as they are, to count at a gate; addresses and bytes are multiples of 16. */
+static __device__ __forceinline__ void bulk_copy(uint64_t *gate, uint32_t sh, const void *gl, int bytes)
+{
+	asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(sh), "l"(gl), "r"(bytes),
+		     "r"(shared_address(gate))
+		     : "memory");
+}
 static __device__ __forceinline__ void tiles_written()
 {
 	asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
@@ -440,13 +431,22 @@ template <int N> static __device__ __forceinline__ void group_registers_more()
 	asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 /* Operands of a few tiles in a row: by rows, a row is one of A or a column of B and its dims are summed over; by dims the other way round. */
+static __device__ __forceinline__ uint64_t operand_by_rows(uint32_t sh)
+{
+	return (sh & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
 static __device__ __forceinline__ uint64_t operand_by_rows(const void *sh)
 {
-	return (shared_address(sh) & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+	return operand_by_rows(shared_address(sh));
 }
 static __device__ __forceinline__ uint64_t operand_by_dims(const void *sh)
 {
 	return (shared_address(sh) & 0x3ffff) >> 4 | (uint64_t)(8192 >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+}
+/* A number that all lanes of a warp have, so that the compiler knows: operands made of it need no moves. */
+static __device__ __forceinline__ uint32_t of_the_warp(uint32_t v)
+{
+	return __reduce_or_sync(~0u, v);
 }
 static __device__ __forceinline__ uint64_t operand_at(uint64_t operand, int bytes)
 {
@@ -488,6 +488,16 @@ template <int ADD> static __device__ __forceinline__ void group_mma_64(float (&c
 		     "}, %32, %33, add, 1, 1, 0, 0;\n}"
 		     : SUMS_32(c, 0)
 		     : "l"(a), "l"(b), "n"(ADD));
+}
+/* c (64 x 64) += A (64 x 16, in registers as of mma.m16n8k16) * B (16 x 64, by rows) */
+static __device__ __forceinline__ void group_mma_in_64(float (&c)[32], const uint32_t a[4], uint64_t b)
+{
+	asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+		     "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,"
+		     "%31"
+		     "}, {%32,%33,%34,%35}, %36, 1, 1, 1, 0;"
+		     : SUMS_32(c, 0)
+		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 /* c (64 x 256) += A (64 x 16, in registers as of mma.m16n8k16) * B (16 x 256, by dims) */
 static __device__ __forceinline__ void group_mma_256(float (&c)[128], const uint32_t a[4], uint64_t b)

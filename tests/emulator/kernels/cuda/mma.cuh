@@ -212,9 +212,32 @@ static inline uint4 load16(uint32_t sh)
 {
 	return *(const uint4 *)emu::shared_pointer(sh);
 }
+static inline uint32_t load4(uint32_t sh)
+{
+	return *(const uint32_t *)emu::shared_pointer(sh);
+}
 static inline float2 load8(uint32_t sh)
 {
 	return *(const float2 *)emu::shared_pointer(sh);
+}
+static inline void store16(uint32_t sh, uint4 v)
+{
+	*(uint4 *)emu::shared_pointer(sh) = v;
+}
+static inline void store4(uint32_t sh, uint32_t v)
+{
+	*(uint32_t *)emu::shared_pointer(sh) = v;
+}
+static inline void word_wait(uint32_t sh, uint32_t v)
+{
+	while (*(volatile uint32_t *)emu::shared_pointer(sh) != v)
+		emu::cluster_sleep();
+}
+static inline void word_set(uint32_t sh, uint32_t v)
+{
+	__syncwarp();
+	store4(sh, v);
+	emu::cluster_wake();
 }
 static inline void store8(uint32_t sh, float a, float b)
 {
@@ -234,20 +257,6 @@ template <int N> static inline void copy_wait()
 	emu::copies_wait(N);
 }
 
-/* As on a GPU without the bulk copy engine. */
-static inline bool rows_by_engine()
-{
-	return false;
-}
-static inline void rows_init(uint32_t)
-{
-}
-static inline void rows_copy(uint32_t, uint32_t, uint32_t, const char *, size_t, int, int)
-{
-}
-static inline void rows_wait(uint32_t)
-{
-}
 static inline void load_matrix(uint32_t r[4], const void *sh)
 {
 	emu::payload *p = emu::meet(&sh, sizeof(sh), NULL);
@@ -332,6 +341,11 @@ static inline void tile_copy(const struct tile_map *m, uint64_t *gate, void *sh,
 			memcpy((char *)sh + r * 128 + (c ^ (r & 7)) * 16, m->gl + (((size_t)row + r) * m->dims + dim + c * 8) * 2, 16);
 	emu_gate_count(gate, 0, -64 * 128);
 }
+static inline void bulk_copy(uint64_t *gate, uint32_t sh, const void *gl, int bytes)
+{
+	memcpy(emu::shared_pointer(sh), gl, (size_t)bytes);
+	emu_gate_count(gate, 0, -bytes);
+}
 static inline void tiles_written()
 {
 }
@@ -340,6 +354,14 @@ template <int N> static inline void group_registers_less()
 }
 template <int N> static inline void group_registers_more()
 {
+}
+static inline uint32_t of_the_warp(uint32_t v)
+{
+	return v;
+}
+static inline uint64_t operand_by_rows(uint32_t sh)
+{
+	return sh;
 }
 static inline uint64_t operand_by_rows(const void *sh)
 {
@@ -414,6 +436,12 @@ template <int ADD> static inline void group_mma_64(float (&c)[32], uint64_t a, u
 	emu_group m = {c, a, b, {}, ADD};
 
 	emu::meet(&m, sizeof(m), emu_group_all<64, false, false>);
+}
+static inline void group_mma_in_64(float (&c)[32], const uint32_t a[4], uint64_t b)
+{
+	emu_group m = {c, 0, b, {a[0], a[1], a[2], a[3]}, 1};
+
+	emu::meet(&m, sizeof(m), emu_group_all<64, true, false>);
 }
 static inline void group_mma_256(float (&c)[128], const uint32_t a[4], uint64_t b)
 {
