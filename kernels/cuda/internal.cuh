@@ -215,8 +215,8 @@ size_t td__cuda_pack_bytes(enum td_weight_kind, int out, int in, int group);
 int td__cuda_pack(struct td_dev *, const struct td_linear *, const struct td_linear_part *, int, struct td_error *);
 void td__cuda_pack_rows(struct td_dev *, const struct td_linear *, const int32_t *, const struct td_linear *);
 void td__cuda_linear(struct td_dev *, struct td_tensor, const struct td_linear *, struct td_tensor, int);
-/* up to TD_CUDA_SMALL rows, row-invariant */
-enum { TD_CUDA_SMALL = 64, TD_CUDA_LARGE = 256 };
+/* up to TD_CUDA_SMALL rows, row-invariant; above TD_CUDA_NARROW perhaps, and up to TD_CUDA_WIDE, by linear_wide.cu */
+enum { TD_CUDA_NARROW = 32, TD_CUDA_SMALL = 64, TD_CUDA_WIDE = 512, TD_CUDA_LARGE = 256 };
 /* Rows of a sequence before the next position that begins a block. */
 static inline __host__ __device__ int rows_to_block(int pos0)
 {
@@ -254,6 +254,7 @@ void td__cuda_int4_small(struct td_dev *, struct td_tensor x, const struct td_li
 int td__cuda_linear_pair(struct td_dev *, struct td_tensor x, const struct td_linear *w0, struct td_tensor y0, const struct td_linear *w1, struct td_tensor y1);
 int td__cuda_paired(const struct td_linear *w); /* a map of gate|up that is packed by tiles of both */
 void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y); /* of a paired map: swiglu */
+int td__cuda_int4_wide(struct td_dev *, struct td_tensor x, const struct td_linear *, struct td_tensor y, int accumulate, int paired);
 void td__cuda_int4_rows(struct td_dev *, const struct td_linear *from, const int32_t *id, const struct td_linear *w);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);

@@ -1,7 +1,7 @@
 /*
  * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
  *
- * Up to 64 rows at a time go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255, where a batch has all of
+ * Up to 64 rows at a time (512 of 4-bit weights on a Hopper) go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255, where a batch has all of
  * them as final rows, go to the dense products (linear_dense.cu), and so does the rest of a prompt of more than 64. The two ways differ in rounding
  * (INT4 weights are exact in the small kernels), so which one a position takes must be a matter of the prompt alone: that is why verified rows never go
  * there, however many there are, and why the blocks are those of the batch and not simply of the rows.
@@ -105,7 +105,7 @@ void td__cuda_pack_rows(struct td_dev *dev, const struct td_linear *from, const 
 
 /* ---- the product ------------------------------------------------------------------------------------------------------------------- */
 
-/* Rows of a call that go one way: a block of a prompt, or up to TD_CUDA_SMALL rows of what lies between blocks. Begins as {0}. */
+/* Rows of a call that go one way: a block of a prompt, or some rows of what lies between blocks. Begins as {0}. */
 struct piece {
 	int row0, rows, dense, block; /* block: of dev->large, the next one */
 };
@@ -116,13 +116,19 @@ static int has_blocks(const struct td_dev *dev, struct td_tensor x)
 	return x.rows == dev->batch_rows && dev->n_large;
 }
 
-/* The next piece of `rows` rows; 0 when there is none left. */
-static int next(const struct td_dev *dev, int rows, int blocks, struct piece *p)
+/* Rows that a map's kernels take at once. */
+static int most_rows(const struct td_dev *dev, const struct td_linear *w)
+{
+	return dev->groups && w->kind == TD_W_INT4 ? TD_CUDA_WIDE : TD_CUDA_SMALL;
+}
+
+/* The next piece of `rows` rows, of at most `most` where it is no block; 0 when there is none left. */
+static int next(const struct td_dev *dev, int rows, int blocks, int most, struct piece *p)
 {
 	const struct td_cuda_block *l = blocks && p->block < dev->n_large ? &dev->large[p->block] : NULL;
 	int row = p->row0 + p->rows, left = (l ? l->row0 : rows) - row, dense = l && !left;
 
-	*p = {row, dense ? l->rows : left < TD_CUDA_SMALL ? left : TD_CUDA_SMALL, dense, p->block + dense};
+	*p = {row, dense ? l->rows : left < most ? left : most, dense, p->block + dense};
 	return p->rows > 0 && !dev->error.code;
 }
 
@@ -147,7 +153,7 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 		return;
 	}
 	blocks = has_blocks(dev, x) && aligned && aligned16(y) && w->in % 8 == 0;
-	while (next(dev, x.rows, blocks, &p)) {
+	while (next(dev, x.rows, blocks, most_rows(dev, w), &p)) {
 		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows);
 
 		if (p.dense)
@@ -189,7 +195,7 @@ void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct
 		td__cuda_swiglu_of(dev, both, y, paired);
 		return;
 	}
-	while (next(dev, x.rows, blocks, &p)) {
+	while (next(dev, x.rows, blocks, most_rows(dev, w), &p)) {
 		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows), sums = td_rows(both, p.row0, p.rows);
 
 		if (p.dense) {

@@ -1,12 +1,20 @@
 /*
- * linear_int4.cu: y = W x for packed 4-bit weights and 1 to 64 rows, the same bits for a row in any company; packing and unpacking.
+ * linear_int4.cu: y = W x for packed 4-bit weights and few rows, the same bits for a row in any company; packing and unpacking.
  *
  * Arithmetic and the order of weights in memory: int4_format.cuh. How the work is split and in which order sums are made: linear_tile.cuh.
  */
 #include "kernels/cuda/int4_format.cuh"
 
+/* Up to 64 rows at a time: what linear_wide.cu leaves has no more. */
 static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
 {
+	if (td__cuda_int4_wide(dev, x, w, y, use.accumulate, use.paired))
+		return;
+	if (x.rows > TD_CUDA_SMALL) {
+		small(dev, td_rows(x, 0, TD_CUDA_SMALL), w, td_rows(y, 0, TD_CUDA_SMALL), use);
+		small(dev, td_rows(x, TD_CUDA_SMALL, x.rows - TD_CUDA_SMALL), w, td_rows(y, TD_CUDA_SMALL, x.rows - TD_CUDA_SMALL), use);
+		return;
+	}
 	if (parts_of(w) == 1)
 		run<int4_format<1> >(dev, x, w, y, use);
 	else
