@@ -35,9 +35,9 @@ struct wide_args {
 	int stages; /* of a ring */
 };
 
-/* What a chunk of a block's rows takes: activations, then what sums start at; a tile's weights. */
+/* What a chunk of a block's rows takes: activations, then what sums start at, for outputs g and g + 8 as a lane has them; a tile's weights. */
 template <int P> struct wide_sizes {
-	enum { X = NT * 8 * ROW_BYTES, STARTS = P * NT * 8 * 4, IMAGE = X + STARTS, WEIGHTS = 1024 + 32 * P };
+	enum { X = NT * 8 * ROW_BYTES, STARTS = P * NT * 8 * 8, IMAGE = X + STARTS, WEIGHTS = 1024 + 32 * P };
 };
 /* Tiles of a block, bytes of a stage, of all. */
 static inline __host__ __device__ int wide_tiles(int by_columns)
@@ -95,7 +95,7 @@ template <int P> static __global__ void __launch_bounds__(ARRANGE_WARPS * 32) ar
 		*(uint4 *)(to + ((u >> 1) * NT + n) * 1024 + g * 128 + (((u & 1) * 4 + t) ^ g) * 16) = turn(v[u]);
 	int4_format<P>::starts_of(v, [&](int q, float a, float b) {
 		if (lane < 4)
-			*(float2 *)(to + wide_sizes<P>::X + (q * NT + n) * 32 + t * 8) = make_float2(a, b);
+			*(float4 *)(to + wide_sizes<P>::X + (q * NT + n) * 64 + t * 16) = make_float4(a, b, a, b);
 	});
 }
 
@@ -199,7 +199,7 @@ template <int P> struct wide {
 	/* acc += scale times the products of part q of the chunk in a stage. w: the warp's tile's weights of it. */
 	__device__ __forceinline__ void multiply(uint32_t stage, uint32_t w, int q)
 	{
-		uint32_t starts = stage + S::X + (threadIdx.x & 3) * 8, lane16 = (threadIdx.x & 31) * 16;
+		uint32_t starts = stage + S::X + (threadIdx.x & 3) * 16, lane16 = (threadIdx.x & 31) * 16;
 		uint32_t scale = load4(w + 1024 + q * 32 + (threadIdx.x >> 2 & 7) * 4), a[PRODUCTS][4];
 		uint64_t place = operand_by_rows(stage);
 		float sum[NT * 4];
@@ -222,10 +222,12 @@ template <int P> struct wide {
 		}
 #pragma unroll
 		for (int n = 0; n < NT; n++) {
-			float2 from = load8(starts + (q * NT + n) * 32);
+			uint4 from = load16(starts + (q * NT + n) * 64);
 
-			sum[n * 4] = sum[n * 4 + 2] = from.x;
-			sum[n * 4 + 1] = sum[n * 4 + 3] = from.y;
+			sum[n * 4] = __uint_as_float(from.x);
+			sum[n * 4 + 1] = __uint_as_float(from.y);
+			sum[n * 4 + 2] = __uint_as_float(from.z);
+			sum[n * 4 + 3] = __uint_as_float(from.w);
 		}
 		group_begin();
 #pragma unroll
@@ -343,6 +345,7 @@ template <int P> static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_
 	after_previous();
 	mine.run(p, b);
 	warp %= b.tiles;
+#pragma unroll 4
 	for (int n = b.team; n < NT && b.tile0 + warp < p.l.tiles; n += rings) {
 		int row8 = (blockIdx.z * NT + n) * 8, row = unit_row(row8), o = unit_output(b.tile0 + warp);
 		float2 lo = before2(p.l, row, o), hi = before2(p.l, row, o + 8);
