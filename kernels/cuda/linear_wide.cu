@@ -150,12 +150,12 @@ struct wide_place {
 	int tile0, team, teams, tiles, stage_bytes; /* first tile of the block; the team, how many, tiles that it makes */
 };
 
+#ifdef TD_CUDA_GROUPS
 static __device__ __forceinline__ int segments_of(const struct linear_args &p)
 {
 	return 1 << (p.rank_bits + p.part_bits);
 }
 
-#ifdef TD_CUDA_GROUPS
 /*
  * An asking warp of a team: the weights of tiles [first, first + tiles) of the block, a lane for each, and the activations if it is the team's first. A copy
  * takes the better part of a hundred cycles to ask for, so that a team of many tiles has several. Weights of the first stages are asked for before the
