@@ -38,10 +38,10 @@ static inline size_t td_pack_bytes_cuda(enum td_weight_kind kind, int out, int i
 
 enum { TD_SCRATCH_CHUNK = 64 /* recurrent layers: tokens of a chunk */ };
 
-/* Recurrent layers, whole blocks of a prompt (gdn_chunk.cu): of each chunk q and k of a key head, W, U, the lower part of P and decays of a value head. */
+/* Recurrent layers, whole blocks of a prompt (gdn_chunk.cu): of each chunk q and k of a key head, W, U, P and decays of a value head. */
 static inline size_t td_scratch_gdn(int rows, int k_heads, int v_heads, int k_dim, int v_dim)
 {
-	size_t row = TD_SCRATCH_CHUNK * 2, wide = ((size_t)v_dim + 15) / 16 * 16, k = (size_t)k_dim, lower = 10 * 512, decays = TD_SCRATCH_CHUNK * 2 * 4;
+	size_t row = TD_SCRATCH_CHUNK * 2, wide = ((size_t)v_dim + 15) / 16 * 16, k = (size_t)k_dim, lower = 16 * 512, decays = TD_SCRATCH_CHUNK * 2 * 4;
 
 	return ((size_t)rows / TD_SCRATCH_CHUNK + 1) * ((size_t)k_heads * 2 * k * row + (size_t)v_heads * ((k + wide) * row + lower + decays));
 }

@@ -12,6 +12,7 @@
  *	scan	a block per value head and some groups of 16 columns of its state, from the first chunk to the last. Half of the warps carry the state, a
  *		group each: it stays in registers, transposed, so that a sum's fragment is the next product's operand as it is. The others make O of the
  *		chunk before, from copies of state and D that the first leave in shared memory. One barrier a chunk; copies run one chunk ahead.
+ *		Where warpgroups multiply, gdn_scan.cu does that.
  *	norm	a warp per row and head: the gated norm, in place
  *
  * What goes from one to the next lies in scratch memory in the order of fragments of mma.m16n8k16: each load is 16 bytes a lane, side by side.
@@ -26,7 +27,7 @@
 #include "kernels/cuda/gdn_chunk.cuh"
 
 enum {
-	PIECE = 8, /* chunks from one launch to the next */
+	PIECE = 8, GROUP_PIECE = 16, /* chunks from one launch to the next */
 	NORM_ROWS = 4, /* of a warp */
 	NORM_WARPS = 8,
 };
@@ -50,22 +51,21 @@ template <int KD> static size_t scan_bytes(int groups, int stages)
 /* Where this lane's copies for chunk 0 of a launch start, and how far chunks lie apart: the addresses are made once. */
 struct sources {
 	const char *w, *k, *q, *p, *decay;
-	size_t head_step, key_step, p_step, decay_step;
+	size_t head_step, key_step, p_step;
 };
 template <int KD> static __device__ __forceinline__ struct sources find_sources(const struct chunk_args &c, size_t first, int head, int k_head, int lane)
 {
 	size_t at = first * c.g.w.v_heads + head, key = first * c.g.w.k_heads + k_head;
 	struct sources x;
 
-	x.w = (const char *)(c.w + at * (KD / 4) * 32 + lane);
+	x.w = (const char *)(w_of(c, at) + lane);
 	x.k = (const char *)(c.k + key * (KD / 4) * 32 + lane);
 	x.q = (const char *)(c.q + key * (KD / 4) * 32 + lane);
-	x.p = (const char *)(c.p + at * P_UNITS * 32 + lane);
-	x.decay = (const char *)(c.decay + at * 2 * N);
-	x.head_step = (size_t)c.g.w.v_heads * (KD / 4) * 512;
+	x.p = (const char *)(c.p + at * P_ROOM * 32 + lane);
+	x.decay = (const char *)decays_of(c, at);
+	x.head_step = (size_t)c.g.w.v_heads * (KD / 4 + 1) * 512;
 	x.key_step = (size_t)c.g.w.k_heads * (KD / 4) * 512;
-	x.p_step = (size_t)c.g.w.v_heads * P_UNITS * 512;
-	x.decay_step = (size_t)c.g.w.v_heads * 2 * N * 4;
+	x.p_step = (size_t)c.g.w.v_heads * P_ROOM * 512;
 	return x;
 }
 
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void fetch_stage(const struct sources &x, stru
 	uint32_t own = lane * 16;
 
 	if (i < n) {
-		const char *decay = x.decay + i * x.decay_step;
+		const char *decay = x.decay + i * x.head_step;
 
 		fetch<OPERAND, LANES>(shared_address(to->w) + own, x.w + i * x.head_step, lane);
 		fetch<OPERAND, LANES>(shared_address(to->k) + own, x.k + i * x.key_step, lane);
@@ -97,7 +97,7 @@ static __device__ __forceinline__ void fetch_stage(const struct sources &x, stru
 		fetch<OPERAND, LANES>(shared_address(to->q) + own, x.q + (i - 1) * x.key_step, lane);
 		fetch<P_UNITS * 512, LANES>(shared_address(to->p) + own, x.p + (i - 1) * x.p_step, lane);
 		if (lane < SMALL / 16)
-			copy16_to(shared_address(to->since) + own, x.decay + (i - 1) * x.decay_step + own);
+			copy16_to(shared_address(to->since) + own, x.decay + (i - 1) * x.head_step + own);
 	}
 	copy_commit();
 }
@@ -126,24 +126,6 @@ template <int KD> static __device__ __forceinline__ void times_state(const uint3
 			mma_half(r[2 * i + 1], s[d], b[d & 1][i].z, b[d & 1][i].w);
 		}
 	}
-}
-
-static __device__ __forceinline__ void operand(uint32_t a[4], const float x[4], const float y[4])
-{
-	a[0] = half_pair(x[0], x[1]);
-	a[1] = half_pair(x[2], x[3]);
-	a[2] = half_pair(y[0], y[1]);
-	a[3] = half_pair(y[2], y[3]);
-}
-
-/* This lane's words of U. */
-static __device__ __forceinline__ void take_u(const struct chunk_args &c, size_t chunk, int head, int group, uint4 u[4])
-{
-	const uint4 *from = c.u + ((chunk * c.g.w.v_heads + head) * c.groups + group) * 4 * 32 + (threadIdx.x & 31);
-
-#pragma unroll
-	for (int j = 0; j < 4; j++)
-		u[j] = __ldcg(from + j * 32);
 }
 
 /* One chunk on 16 columns of the state. u: this lane's words of U. */
@@ -214,8 +196,8 @@ template <int KD>
 static __device__ __forceinline__ void outputs(const struct gdn_args &p, const struct stage<KD> *x, const struct handed<KD> *in, int row, int head,
 					       int col)
 {
-	int lane = threadIdx.x & 31, odd = lane >> 2 & 1;
-	bf16 *to = p.out + (size_t)(row + (lane & 3) * 2 + odd) * p.ld_out + head * p.w.v_dim + col + (lane >> 2 & 6);
+	int lane = threadIdx.x & 31;
+	bf16 *to = outputs_of(p, row, head, col);
 	uint32_t s[KD / 16][4], a[4][4], pair[N / 8][2];
 	float r[N / 8][4] = {};
 	uint4 b[P_UNITS];
@@ -249,17 +231,7 @@ static __device__ __forceinline__ void outputs(const struct gdn_args &p, const s
 		mma_half(r[2 * i], a[j], b[n].x, b[n].y);
 		mma_half(r[2 * i + 1], a[j], b[n].z, b[n].w);
 	}
-	/* A lane has two tokens of one column; it gives one to its neighbour for the other token's next column. No branch for a group that lies within. */
-#pragma unroll
-	for (int n = 0; n < N / 8; n++)
-#pragma unroll
-		for (int h = 0; h < 2; h++)
-			pair[n][h] = half_pair(r[n][2 * h], r[n][2 * h + 1]);
-#pragma unroll
-	for (int n = 0; n < N / 8; n++)
-#pragma unroll
-		for (int h = 0; h < 2; h++)
-			pair[n][h] = pick_bytes(pair[n][h], __shfl_xor_sync(~0u, pair[n][h], 4), odd ? 0x3276 : 0x5410);
+	words_of_tokens(r, pair);
 	if (col + 16 <= p.w.v_dim) {
 #pragma unroll
 		for (int n = 0; n < N / 8; n++)
@@ -273,46 +245,6 @@ static __device__ __forceinline__ void outputs(const struct gdn_args &p, const s
 #pragma unroll
 				for (int n = 0; n < N / 8; n++)
 					*(uint32_t *)(to + (size_t)n * 8 * p.ld_out + h * 8) = pair[n][h];
-	}
-}
-
-/* The state between memory (k_dim, v_dim) and fragments of its transpose. */
-template <int KD, bool STORE, bool WITHIN> static __device__ __forceinline__ void move_columns(float *kept, int v_dim, int col, float state[KD / 8][4])
-{
-	int lane = threadIdx.x & 31;
-
-#pragma unroll
-	for (int d = 0; d < KD / 8; d++)
-#pragma unroll
-		for (int n = 0; n < 4; n++) {
-			int k = d * 8 + (lane & 3) * 2 + (n & 1), c = col + (lane >> 2) + (n >> 1) * 8;
-
-			if (WITHIN || c < v_dim) {
-				if (STORE)
-					kept[(size_t)k * v_dim + c] = state[d][n];
-				else
-					state[d][n] = kept[(size_t)k * v_dim + c];
-			} else if (!STORE) {
-				state[d][n] = 0;
-			}
-		}
-}
-template <int KD, bool STORE> static __device__ __forceinline__ void move_state(float *kept, int v_dim, int col, float state[KD / 8][4])
-{
-	if (col + 16 <= v_dim)
-		move_columns<KD, STORE, true>(kept, v_dim, col, state);
-	else
-		move_columns<KD, STORE, false>(kept, v_dim, col, state);
-}
-
-/* The run's last rows become the tail; the blocks of a sequence share the channels. */
-static __device__ void keep_tail(const struct gdn_args &p, const struct td_seq &s)
-{
-	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < TD_CONV_TAIL * p.channels / 2; i += gridDim.x * blockDim.x) {
-		int row = i / (p.channels / 2), word = i % (p.channels / 2);
-
-		((uint32_t *)((bf16 *)p.st.tail + ((size_t)s.slot * TD_CONV_TAIL + row) * p.channels))[word] =
-			((const uint32_t *)(p.qkvz + (size_t)(s.row0 + s.rows - TD_CONV_TAIL + row) * p.ld))[word];
 	}
 }
 
@@ -338,7 +270,7 @@ template <int KD, int GROUPS> static __global__ void __launch_bounds__(GROUPS * 
 	n = min(s.rows / N - c.chunk0, c.count);
 	if (n <= 0)
 		return;
-	first = s.row0 / N + c.chunk0;
+	first = first_place(c, s);
 	s.row0 += c.chunk0 * N;
 	s.rows -= c.chunk0 * N;
 	if (s.rows == n * N)
@@ -431,17 +363,23 @@ template <int KD, int GROUPS> static void scan(struct td_dev *dev, const struct 
 /*
  * Pieces of a few chunks, for the machine to be full: a piece's `scan` leaves half of it free, and the next piece's `local`, which needs nothing of it, runs
  * there. So `local` waits for the kernel before it at its end, not at its beginning (but for the first one): what it reads was there before the scan
- * before it said that the next may start, and the scan after it then finds that scan's work, too.
+ * before it said that the next may start, and the scan after it then finds that scan's work, too. So two pieces are in work at a time, and a single
+ * sequence has room for two alone, which stay in the L2 cache and are seldom written to memory.
  *
  * Blocks of 64 columns read each operand for twice as many columns as those of 32; where shared memory is small, there is room for these alone.
  */
 template <int KD> static void run(struct td_dev *dev, struct chunk_args &c, const struct td_batch *b, int rows)
 {
+	int piece = c.matrices ? GROUP_PIECE : PIECE;
+
 	c.stages = scan_bytes<KD>(4, 2) <= dev->shared_max ? 2 : 1;
+	c.ring = b->n_seq == 1 ? 2 * piece : 0;
 	for (c.chunk0 = 0; c.chunk0 < rows / N; c.chunk0 += c.count) {
-		c.count = rows / N - c.chunk0 < PIECE ? rows / N - c.chunk0 : PIECE;
+		c.count = rows / N - c.chunk0 < piece ? rows / N - c.chunk0 : piece;
 		td__cuda_gdn_local(dev, c, b->n_seq);
-		if (c.stages == 2)
+		if (c.matrices)
+			td__cuda_gdn_scan(dev, c, b->n_seq);
+		else if (c.stages == 2)
 			scan<KD, 4>(dev, c, b->n_seq);
 		else
 			scan<KD, 2>(dev, c, b->n_seq);
@@ -475,9 +413,9 @@ void td__cuda_gdn_chunk(struct td_dev *dev, const struct gdn_args &p, const stru
 	c.q = (uint4 *)p.o;
 	c.k = c.q + keys;
 	c.w = c.k + keys;
-	c.u = c.w + heads * (p.w.k_dim / 4) * 32;
+	c.u = c.w + heads * (p.w.k_dim / 4 + 1) * 32;
 	c.p = c.u + heads * c.groups * 4 * 32;
-	c.decay = (float *)(c.p + heads * P_UNITS * 32);
+	c.matrices = td__cuda_gdn_scans(dev, p);
 	c.together = p.group > 1 ? 2 : 1;
 	if (td__cuda_gdn_local_bytes(c) > dev->shared_max)
 		c.together = 1;

@@ -5,11 +5,11 @@
  *
  *	inputs	a warp takes 8 tokens: convolution, silu and norms of q, k and v as halves; a warp per value head the gates and their sums
  *	A, P	16 x 16 blocks on and below the diagonal of K K^T and Q K^T, weighed for each value head
- *	T	the inverse of I + A: two halves by forward substitution in float32, side by side, then the block below them by products
+ *	T	the inverse of I + A: four blocks by forward substitution in float32, side by side, then what is below them by products, in two steps
  *	W, U	products with T, 16 dims or columns a warp; with W goes K
  *
- * What must never happen: writing what the kernel before reads, or reading what it writes, before after_previous(): all but the first piece begin while
- * the scan before still runs (gdn_chunk.cu, run).
+ * What must never happen: writing what the kernel before reads, or reading what it writes: all but the first piece begin while the scan before still runs
+ * (gdn_chunk.cu, run), and most of their blocks never wait for it.
  */
 #include "kernels/cuda/gdn_chunk.cuh"
 
@@ -63,7 +63,7 @@ static __device__ __forceinline__ void fetch_gates(const struct gdn_args &p, con
 static __device__ __forceinline__ void make_gates(const struct chunk_args &c, const struct raw_gates &x, size_t at, struct gates *to)
 {
 	int lane = threadIdx.x & 31;
-	float g[2], total, last;
+	float g[2], total, last, *decay = decays_of(c, at) + 2 * lane;
 
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
@@ -85,8 +85,8 @@ static __device__ __forceinline__ void make_gates(const struct chunk_args &c, co
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		to->sum[2 * lane + i] = g[i] * 1.44269504f;
-		c.decay[at * 2 * N + N + 2 * lane + i] = expf(last - g[i]);
-		g[i] = c.decay[at * 2 * N + 2 * lane + i] = expf(g[i]);
+		decay[N + i] = expf(last - g[i]);
+		g[i] = decay[i] = expf(g[i]);
 	}
 	to->since[lane] = half_pair(g[0], g[1]);
 }
@@ -107,11 +107,12 @@ template <int C> struct raw {
 template <int C>
 static __device__ __forceinline__ void fetch_rows(const struct gdn_args &p, const struct td_seq &s, int t0, int channel, struct raw<C> *x)
 {
-	int first = threadIdx.x / 32 * TURN;
+	int first = t0 + threadIdx.x / 32 * TURN;
+	const bf16 *fresh = p.qkvz + (ptrdiff_t)(s.row0 + first - TD_CONV_TAIL) * p.ld + channel; /* blocks have no rows to replay */
 
 #pragma unroll
 	for (int j = 0; j < TURN + TD_CONV_TAIL; j++)
-		load_words<C / 2>(x->row[j], stream_row(p, s, t0 + first + j) + channel);
+		load_words<C / 2>(x->row[j], j < TD_CONV_TAIL ? stream_row(p, s, first + j) + channel : fresh + (ptrdiff_t)j * p.ld);
 #pragma unroll
 	for (int i = 0; i < C; i++)
 		x->taps[i] = ((const float4 *)p.w.conv)[channel + i];
@@ -226,7 +227,7 @@ template <int KD> static __device__ __forceinline__ void similar(const __half *x
 }
 
 /* Such a block of A to shared memory, or (a_sh NULL) of P to scratch memory. */
-static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, const struct gates *of, float *a_sh, uint4 *p_gl)
+template <bool MATRICES> static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, const struct gates *of, float *a_sh, uint4 *p_gl)
 {
 	int lane = threadIdx.x & 31, row = i * 16 + (lane >> 2), col = j * 16 + (lane & 3) * 2, from = a_sh != NULL;
 	float v[2][4], down[2] = {of->sum[row], of->sum[row + 8]}, beta[2] = {of->beta[row], of->beta[row + 8]};
@@ -237,17 +238,21 @@ static __device__ __forceinline__ void weigh(const float r[2][4], int i, int j, 
 		int y = n >> 1 & 1, x = n >> 2;
 		float e = fast_exp2(down[y] - (n & 1 ? right[x].y : right[x].x)); /* above the diagonal it may overflow, and is not taken */
 
-		e *= a_sh ? r[x][n & 3] * beta[y] : r[x][n & 3];
-		v[x][n & 3] = col + x * 8 + (n & 1) <= row + y * 8 - from ? e : 0.0f;
+		v[x][n & 3] = e * (a_sh ? r[x][n & 3] * beta[y] : r[x][n & 3]);
 	}
+	if (i == j)
+#pragma unroll
+		for (int n = 0; n < 8; n++)
+			if ((lane & 3) * 2 + (n >> 2) * 8 + (n & 1) > (lane >> 2) + (n >> 1 & 1) * 8 - from)
+				v[n >> 2][n & 3] = 0;
 	if (a_sh) {
 #pragma unroll
 		for (int n = 0; n < 4; n++)
 			*(float2 *)(a_sh + (row + (n & 1) * 8) * A_LD + col + (n >> 1) * 8) =
 				make_float2(v[n >> 1][(n & 1) * 2], v[n >> 1][(n & 1) * 2 + 1]);
 	} else {
-		p_gl[unit_block(i, j) * 32 + lane] =
-			make_uint4(half_pair(v[0][0], v[0][1]), half_pair(v[1][0], v[1][1]), half_pair(v[0][2], v[0][3]), half_pair(v[1][2], v[1][3]));
+		p_gl += (MATRICES ? j * 4 + i : unit_block(i, j)) * 32;
+		put_unit<MATRICES>(p_gl, half_pair(v[0][0], v[0][1]), half_pair(v[1][0], v[1][1]), half_pair(v[0][2], v[0][3]), half_pair(v[1][2], v[1][3]));
 	}
 }
 
@@ -268,39 +273,6 @@ static __device__ __forceinline__ const __half *block_of_t(const struct inverse 
 	if (i >= 2 && j < 2)
 		return x->t21 + (i - 2) * 16 * (HALF + PAD) + j * 16;
 	return (const __half *)x->a + i % 2 * 16 * T_LD + N + j * 16;
-}
-
-/* T11 (which 0) or T22 by a warp, a column a lane, by forward substitution. All is unrolled: the column lives in registers. */
-static __device__ __forceinline__ void solve(struct inverse *x, const float *beta, int which)
-{
-	int lane = threadIdx.x & 31;
-	float *a_sh = x->a + which * HALF * (A_LD + 1), t[HALF], b = beta[which * HALF + lane];
-	__half *to = (__half *)x->a + N + which * HALF + lane;
-
-#pragma unroll
-	for (int i = 0; i < HALF; i++) {
-		float r[4] = {i == lane ? 1.0f : 0.0f, 0, 0, 0};
-
-#pragma unroll
-		for (int j = 0; j < i; j += 4) {
-			float4 a = *(const float4 *)(a_sh + i * A_LD + j);
-
-			r[0] -= a.x * t[j];
-			if (j + 1 < i)
-				r[1] -= a.y * t[j + 1];
-			if (j + 2 < i)
-				r[2] -= a.z * t[j + 2];
-			if (j + 3 < i)
-				r[3] -= a.w * t[j + 3];
-		}
-		t[i] = (r[0] + r[1]) + (r[2] + r[3]);
-	}
-	__syncwarp();
-#pragma unroll
-	for (int i = 0; i < HALF; i++) {
-		a_sh[i * A_LD + lane] = t[i];
-		to[i * T_LD] = __float2half(t[i] * b);
-	}
 }
 
 /* Two float32 as halves and what these leave over. */
@@ -324,6 +296,70 @@ static __device__ __forceinline__ void mma_split(float r[4], const uint32_t high
 	mma_half(r, high, h[0], h[1]);
 	mma_half(r, high, l[0], l[1]);
 	mma_half(r, low, h[0], h[1]);
+}
+
+/* T11 (which 0) or T22 by a warp: of its 16 x 16 blocks on the diagonal a column a lane, side by side, by forward substitution (all is unrolled, as columns
+ * live in registers); then the block below them by products, as its transpose: -((T00^T A10^T) T11^T). Fewer and longer steps would be instructions
+ * that come once, and it is fetching these that takes the time. */
+static __device__ __forceinline__ void solve(struct inverse *x, const float *beta, int which)
+{
+	int lane = threadIdx.x & 31, second = lane >> 4, g = lane >> 2, two = (lane & 3) * 2;
+	float *a_sh = x->a + which * HALF * (A_LD + 1), *own = a_sh + second * 16 * A_LD + lane, t[16], r[2][4] = {}, y[2][4] = {};
+	__half *to = (__half *)x->a + N + which * HALF;
+	uint32_t high[4], low[4];
+
+	beta += which * HALF;
+#pragma unroll
+	for (int i = 0; i < 16; i++) {
+		float sum[4] = {i == lane % 16 ? 1.0f : 0.0f, 0, 0, 0};
+
+#pragma unroll
+		for (int j = 0; j < i; j += 4) {
+			float4 a = *(const float4 *)(a_sh + (second * 16 + i) * A_LD + second * 16 + j);
+
+			sum[0] -= a.x * t[j];
+			if (j + 1 < i)
+				sum[1] -= a.y * t[j + 1];
+			if (j + 2 < i)
+				sum[2] -= a.z * t[j + 2];
+			if (j + 3 < i)
+				sum[3] -= a.w * t[j + 3];
+		}
+		t[i] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+	}
+	__syncwarp();
+#pragma unroll
+	for (int i = 0; i < 16; i++) {
+		own[i * A_LD] = t[i];
+		to[(second * 16 + i) * T_LD + lane] = __float2half(t[i] * beta[lane]);
+		if (second)
+			a_sh[i * A_LD + lane] = 0;
+	}
+	__syncwarp();
+#pragma unroll
+	for (int n = 0; n < 4; n++) {
+		const float *from = a_sh + ((n >> 1) * 8 + two) * A_LD + g + (n & 1) * 8;
+
+		split(from[0], from[A_LD], &high[n], &low[n]);
+	}
+#pragma unroll
+	for (int n = 0; n < 2; n++)
+		mma_split(r[n], high, low, a_sh + (16 + n * 8 + g) * A_LD + two);
+#pragma unroll
+	for (int n = 0; n < 4; n++)
+		split(r[n >> 1][(n & 1) * 2], r[n >> 1][(n & 1) * 2 + 1], &high[n], &low[n]);
+#pragma unroll
+	for (int n = 0; n < 2; n++)
+		mma_split(y[n], high, low, a_sh + (16 + n * 8 + g) * A_LD + 16 + two);
+	__syncwarp();
+#pragma unroll
+	for (int n = 0; n < 8; n++) {
+		int row = 16 + (n >> 2) * 8 + two + (n & 1), col = g + (n >> 1 & 1) * 8;
+		float v = -y[n >> 2][n & 3];
+
+		a_sh[row * A_LD + col] = v;
+		to[row * T_LD + col] = __float2half(v * beta[col]);
+	}
 }
 
 /* Columns 16 m .. 16 m + 15 of T21, as their transpose: -((T11^T A21^T) T22^T). */
@@ -365,7 +401,7 @@ static __device__ __forceinline__ void solve_below(struct inverse *x, const floa
 }
 
 /* W = T (beta exp(G) K) for 16 dims; k[j] are the fragments of 16 tokens of K. */
-static __device__ __forceinline__ void make_w(const struct inverse *x, const struct gates *of, const uint32_t k[4][4], uint4 *w_gl)
+template <bool MATRICES> static __device__ __forceinline__ void make_w(const struct inverse *x, const struct gates *of, const uint32_t k[4][4], uint4 *w_gl)
 {
 	int lane = threadIdx.x & 31;
 	uint32_t e[4][4];
@@ -387,8 +423,7 @@ static __device__ __forceinline__ void make_w(const struct inverse *x, const str
 			mma_half(r[0], a, e[j][0], e[j][1]);
 			mma_half(r[1], a, e[j][2], e[j][3]);
 		}
-		w_gl[i * 32 + lane] =
-			make_uint4(half_pair(r[0][0], r[0][1]), half_pair(r[1][0], r[1][1]), half_pair(r[0][2], r[0][3]), half_pair(r[1][2], r[1][3]));
+		put_unit<MATRICES>(w_gl + i * 32, half_pair(r[0][0], r[0][1]), half_pair(r[1][0], r[1][1]), half_pair(r[0][2], r[0][3]), half_pair(r[1][2], r[1][3]));
 	}
 }
 
@@ -427,27 +462,30 @@ size_t td__cuda_gdn_local_bytes(const struct chunk_args &c)
 }
 
 /* grid (chunks of a run, k_heads, sequences) */
-template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) local_kernel(const struct chunk_args c)
+template <int KD, bool MATRICES> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) local_kernel(const struct chunk_args c)
 {
 	extern __shared__ __align__(16) char local_sh[];
 	struct td_seq s;
 	const struct gdn_args &p = c.g;
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, t0 = (c.chunk0 + blockIdx.x) * N, k_head = blockIdx.y, group = p.group;
+	int warp = threadIdx.x / 32, t0 = (c.chunk0 + blockIdx.x) * N, k_head = blockIdx.y, group = p.group;
 	int v_ld = c.groups * 16 + PAD;
 	struct inverse *inverse = (struct inverse *)local_sh;
 	struct gates *gates = (struct gates *)(inverse + c.together);
 	__half *q_sh = (__half *)(gates + group), *k_sh = q_sh + N * (KD + PAD), *v_sh = k_sh + N * (KD + PAD);
 	size_t chunk, key;
+	/* A kernel has not ended before the last of its blocks, and one that waits for the scan before is enough: others make room. */
+	int last = blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1 && blockIdx.z == gridDim.z - 1;
 
 	let_next_start();
 	if (c.chunk0 == 0)
 		after_previous();
 	s = part_of(p.seq[blockIdx.z], ROWS_BLOCKS);
 	if (t0 >= s.rows) {
-		after_previous();
+		if (last)
+			after_previous();
 		return;
 	}
-	chunk = (size_t)(s.row0 + t0) / N;
+	chunk = first_place(c, s) + blockIdx.x;
 	key = chunk * p.w.k_heads + k_head;
 	inputs<KD>(c, s, t0, k_head, min(group, c.together), key, gates, q_sh, k_sh, v_sh, v_ld);
 	for (int h0 = 0; h0 < group; h0 += c.together) {
@@ -461,13 +499,19 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 			put_values(v, p.w.v_dim, v_sh + h * N * v_ld, v_ld);
 		}
 		__syncthreads();
+		if (MATRICES && warp > 1) { /* P above the diagonal */
+			int n = warp - 2, j = 1 + (n >= 1) + (n >= 3);
+
+			for (int h = 0; h < heads; h++)
+				c.p[((at + h) * P_ROOM + j * 4 + n - j * (j - 1) / 2) * 32 + (threadIdx.x & 31)] = make_uint4(0, 0, 0, 0);
+		}
 		for (int b = warp; b < 2 * P_UNITS; b += LOCAL_WARPS) {
 			int n = b % P_UNITS, i = (n >= 1) + (n >= 3) + (n >= 6), j = n - unit_block(i, 0), of_p = b >= P_UNITS;
 			float r[2][4];
 
 			similar<KD>(of_p ? q_sh : k_sh, k_sh, i, j, r);
 			for (int h = 0; h < heads; h++)
-				weigh(r, i, j, gates + h0 + h, of_p ? NULL : inverse[h].a, c.p + (at + h) * P_UNITS * 32);
+				weigh<MATRICES>(r, i, j, gates + h0 + h, of_p ? NULL : inverse[h].a, c.p + (at + h) * P_ROOM * 32);
 		}
 		__syncthreads();
 		if (warp < 2 * heads)
@@ -477,7 +521,7 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 				uint32_t r[4];
 
 				load_matrix(r, right(q_sh, KD + PAD, i % 4 * 16, i / 4 * 16));
-				c.q[(key * (KD / 4) + i) * 32 + lane] = make_uint4(r[0], r[1], r[2], r[3]);
+				put_unit<MATRICES>(c.q + (key * (KD / 4) + i) * 32, r[0], r[1], r[2], r[3]);
 			}
 		__syncthreads();
 		if (warp < 2 * heads)
@@ -490,22 +534,24 @@ template <int KD> static __global__ void __launch_bounds__(LOCAL_THREADS, 2) loc
 			for (int j = 0; j < 4; j++) {
 				load_matrix_transposed(k[j], down(k_sh, KD + PAD, j * 16, d * 16));
 				if (h0 == 0)
-					c.k[(key * (KD / 4) + j * (KD / 16) + d) * 32 + lane] = make_uint4(k[j][0], k[j][1], k[j][2], k[j][3]);
+					put_unit<MATRICES>(c.k + (key * (KD / 4) + j * (KD / 16) + d) * 32, k[j][0], k[j][1], k[j][2], k[j][3]);
 			}
 			for (int h = 0; h < heads; h++)
-				make_w(inverse + h, gates + h0 + h, k, c.w + ((at + h) * (KD / 4) + d * 4) * 32);
+				make_w<MATRICES>(inverse + h, gates + h0 + h, k, w_of(c, at + h) + d * 4 * 32);
 		}
 		for (int i = warp; i < c.groups; i += LOCAL_WARPS)
 			for (int h = 0; h < heads; h++)
 				make_u(inverse + h, v_sh + h * N * v_ld, v_ld, i, c.u + ((at + h) * c.groups + i) * 4 * 32);
 		__syncthreads();
 	}
-	after_previous();
+	if (last)
+		after_previous();
 }
 
 void td__cuda_gdn_local(struct td_dev *dev, const struct chunk_args &c, int n_seq)
 {
-	void (*kernel)(const struct chunk_args) = c.g.w.k_dim == 128 ? local_kernel<128> : local_kernel<64>;
+	void (*kernel)(const struct chunk_args) = c.g.w.k_dim == 128 ? c.matrices ? local_kernel<128, true> : local_kernel<128, false> :
+						  c.matrices ? local_kernel<64, true> : local_kernel<64, false>;
 	size_t bytes = td__cuda_gdn_local_bytes(c);
 
 	td__cuda_shared(dev, kernel, bytes);

@@ -378,6 +378,20 @@ static __device__ __forceinline__ void gate_expect(uint64_t *gate, unsigned byte
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes) : "memory");
 }
+/* The same and a copy of 16-byte pieces that counts there, by threads with `one`: a branch round them amid the products of a warpgroup would end these. */
+static __device__ __forceinline__ void gate_expect_if(int one, uint64_t *gate, unsigned bytes)
+{
+	asm volatile("{\n.reg .pred one;\nsetp.ne.b32 one, %2, 0;\n@one mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(shared_address(gate)),
+		     "r"(bytes), "r"(one)
+		     : "memory");
+}
+static __device__ __forceinline__ void gate_copy_if(int one, uint64_t *gate, void *sh, const void *gl, int bytes)
+{
+	asm volatile("{\n.reg .pred one;\nsetp.ne.b32 one, %4, 0;\n"
+		     "@one cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];\n}" ::"r"(shared_address(sh)),
+		     "l"(gl), "r"(bytes), "r"(shared_address(gate)), "r"(one)
+		     : "memory");
+}
 static __device__ __forceinline__ void gate_wait(uint64_t *gate, unsigned turn)
 {
 	uint32_t at = shared_address(gate), open = 0;
@@ -512,6 +526,50 @@ static __device__ __forceinline__ void group_mma_256(float (&c)[128], const uint
 		     : SUMS_32(c, 0), SUMS_32(c, 32), SUMS_32(c, 64), SUMS_32(c, 96)
 		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+/*
+ * c (64 x 8 NT) = A (64 x 16 halves, in registers as of mma_half) * B (16 x 8 NT), or += with ADD. B: matrices of 8 x 8 halves of 128 bytes, a lane's word at
+ * its number: the first 8 columns with depth 0 to 7, then 8 to 15, then the next columns' two. operand: the lower half of what names it, of
+ * operand_of_matrices, and bytes / 16 more for what lies further.
+ */
+static __device__ __forceinline__ uint32_t operand_of_matrices(const void *sh)
+{
+	return (shared_address(sh) & 0x3ffff) >> 4 | (128 >> 4) << 16;
+}
+#define TILES_4(c, i) SUMS_4(c[i], 0), SUMS_4(c[i + 1], 0), SUMS_4(c[i + 2], 0), SUMS_4(c[i + 3], 0)
+#define WORDS_32 \
+	"%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
+#define WORDS_64 \
+	WORDS_32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define MMA_HALVES(columns, words, a0, a1, a2, a3, b, add, ...) \
+	asm volatile("{\n.reg .pred add;\n.reg .b32 step;\n.reg .b64 b;\nsetp.ne.b32 add, %" add ", 0;\nmov.b32 step, 16;\nmov.b64 b, {%" b ", step};\n" \
+		     "wgmma.mma_async.sync.aligned.m64n" columns "k16.f32.f16.f16 {" words "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, b, add, 1, 1, 0;\n}" \
+		     : __VA_ARGS__ \
+		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(operand), "n"(ADD))
+template <int ADD, int NT> static __device__ __forceinline__ void group_mma_halves(float (&c)[NT][4], const uint32_t a[4], uint32_t operand)
+{
+	static_assert(NT == 8 || NT == 16, "these are written out");
+	if constexpr (NT == 8)
+		MMA_HALVES("64", WORDS_32, "32", "33", "34", "35", "36", "37", TILES_4(c, 0), TILES_4(c, 4));
+	else
+		MMA_HALVES("128", WORDS_64, "64", "65", "66", "67", "68", "69", TILES_4(c, 0), TILES_4(c, 4), TILES_4(c, 8), TILES_4(c, 12));
+}
+template <int NT> static __device__ __forceinline__ void group_hold(float (&c)[NT][4])
+{
+#pragma unroll
+	for (int i = 0; i < NT; i++)
+		asm volatile("" : SUMS_4(c[i], 0)::"memory");
+}
+/* Operands in registers, too, are read until the products have ended. */
+template <int NT> static __device__ __forceinline__ void group_hold(uint32_t (&a)[NT][4])
+{
+#pragma unroll
+	for (int i = 0; i < NT; i++)
+		asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+#undef TILES_4
+#undef WORDS_32
+#undef WORDS_64
+#undef MMA_HALVES
 #undef SUMS_4
 #undef SUMS_16
 #undef SUMS_32

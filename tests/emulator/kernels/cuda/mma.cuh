@@ -318,6 +318,18 @@ static inline void gate_expect(uint64_t *gate, unsigned bytes)
 {
 	emu_gate_count(gate, 1, (int)bytes);
 }
+static inline void gate_expect_if(int one, uint64_t *gate, unsigned bytes)
+{
+	if (one)
+		gate_expect(gate, bytes);
+}
+static inline void gate_copy_if(int one, uint64_t *gate, void *sh, const void *gl, int bytes)
+{
+	if (!one)
+		return;
+	memcpy(sh, gl, (size_t)bytes);
+	emu_gate_count(gate, 0, -bytes);
+}
 static inline void gate_wait(uint64_t *gate, unsigned turn)
 {
 	while (((volatile emu_gate *)gate)->turn == turn)
@@ -448,6 +460,24 @@ static inline void group_mma_256(float (&c)[128], const uint32_t a[4], uint64_t 
 	emu_group m = {c, 0, b, {a[0], a[1], a[2], a[3]}, 1};
 
 	emu::meet(&m, sizeof(m), emu_group_all<256, true, true>);
+}
+
+static inline uint32_t operand_of_matrices(const void *sh)
+{
+	return emu::shared_address(sh) / 16;
+}
+template <int ADD, int NT> static inline void group_mma_halves(float (&c)[NT][4], const uint32_t a[4], uint32_t operand)
+{
+	const uint32_t *b = (const uint32_t *)emu::shared_pointer(operand * 16) + emu::lane();
+
+	for (int i = 0; i < NT; i++, b += 64) {
+		if (!ADD)
+			c[i][0] = c[i][1] = c[i][2] = c[i][3] = 0;
+		mma_half(c[i], a, b[0], b[32]);
+	}
+}
+template <class T, int NT> static inline void group_hold(T (&)[NT][4])
+{
 }
 
 #endif
