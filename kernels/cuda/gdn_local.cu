@@ -401,7 +401,8 @@ static __device__ __forceinline__ void solve_below(struct inverse *x, const floa
 }
 
 /* W = T (beta exp(G) K) for 16 dims; k[j] are the fragments of 16 tokens of K. */
-template <bool MATRICES> static __device__ __forceinline__ void make_w(const struct inverse *x, const struct gates *of, const uint32_t k[4][4], uint4 *w_gl)
+template <bool MATRICES>
+static __device__ __forceinline__ void make_w(const struct inverse *x, const struct gates *of, const uint32_t k[4][4], uint4 *w_gl)
 {
 	int lane = threadIdx.x & 31;
 	uint32_t e[4][4];
@@ -423,7 +424,8 @@ template <bool MATRICES> static __device__ __forceinline__ void make_w(const str
 			mma_half(r[0], a, e[j][0], e[j][1]);
 			mma_half(r[1], a, e[j][2], e[j][3]);
 		}
-		put_unit<MATRICES>(w_gl + i * 32, half_pair(r[0][0], r[0][1]), half_pair(r[1][0], r[1][1]), half_pair(r[0][2], r[0][3]), half_pair(r[1][2], r[1][3]));
+		put_unit<MATRICES>(w_gl + i * 32, half_pair(r[0][0], r[0][1]), half_pair(r[1][0], r[1][1]), half_pair(r[0][2], r[0][3]),
+				   half_pair(r[1][2], r[1][3]));
 	}
 }
 
