@@ -27,220 +27,73 @@
  * A block needs less than half of a multiprocessor's registers and shared memory and lets the next kernel start at once: the products before and after it
  * run beside it, and what it does early passes under the former. (158 registers a thread, which leave no room for another block: 5 us more a layer.)
  *
- * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, every sum in written-out
- * order, so they agree to the bit, wherever a prompt is cut.
+ * Replay, plain decoding, verification and prefill below a block of the chunked form (gdn_chunk.cu) are this one code, or with many sequences that of
+ * gdn_many.cu (gdn_step.cuh tells what both share), every sum in written-out order, so they agree to the bit, wherever a prompt is cut.
  *
  * Shared inputs: the blocks of a key head all read its q and k channels, old tail and ring, so these are overwritten by the last of them to say that
  * it has read them: that is before the steps, and nobody waits for the answer.
  */
-#include "kernels/cuda/gdn.cuh"
+#include "kernels/cuda/gdn_step.cuh"
 
-enum { COLS = GDN_SLICE, WARPS = 8, THREADS = WARPS * 32, STEPPERS = 4, PARTS = 8, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS };
-enum { WINDOW = 16, HALF = 8, TURN = 4, ROWS = TD_CONV_TAIL + 2 * WINDOW, MAX_SLICES = 4 };
+enum { COLS = GDN_SLICE, OWN = 2, STEPPERS = 4, SHARES = PARTS / 2, KEEPERS = WARPS - STEPPERS, HALF = 8, TURN = 4, MAX_SLICES = 4 };
 
-/*
- * A block's shared memory: raw inputs, rows of the stream (stream_row), [q | k | v of the slice | z of the slice] in pieces of eight channels, of which
- * tail and ring have the first KEPT; a window's tokens, prepared; what they leave of o.
- */
-template <int KD> struct window {
-	enum { KEPT = (2 * KD + COLS) / 8, PIECES = KEPT + COLS / 8 };
-	uint4 raw[ROWS * PIECES];
+template <int KD> struct window : inputs<KD, COLS> {
 	float q[WINDOW * KD], k[(WINDOW + 1) * KD], v[(WINDOW + 1) * COLS]; /* the line behind the last is read and not used */
 	float4 gate[WINDOW + 1]; /* decay, beta, -decay * beta */
 	float o[(WINDOW + 1) * COLS * SHARES]; /* of token i in line i + 1 */
-	float4 taps[2 * KD + COLS]; /* convolution weights, [q, k][channel of a lane][lane], then v */
 	float squares[MAX_SLICES * WINDOW]; /* of a row's o, from each slice of the head, counted by */
 	uint64_t inbox;
 };
 
-/* Where a thread's work lies. Value heads of VD columns, or of any number where VD is 0. */
-struct place {
-	int lane, warp, head, k_head, col0, channel; /* channel: of the slice's first column among the channels of the convolution */
-	int part, col; /* of a stepper, in the slice: it has two columns */
-	int v_dim, slices;
-};
-
-template <int KD, int VD> static __device__ __forceinline__ struct place find_place(const struct gdn_args &p)
+template <int KD, int VD> static __device__ __forceinline__ struct place place_of(const struct gdn_args &p)
 {
-	struct place at;
+	struct place at = find_place<KD, VD, COLS>(p);
 
-	at.v_dim = VD ? VD : p.w.v_dim;
-	at.slices = div_up(at.v_dim, COLS);
-	at.lane = threadIdx.x & 31;
-	at.warp = __shfl_sync(~0u, threadIdx.x / 32, 0); /* so the compiler knows that a warp's lanes stay together */
-	at.k_head = blockIdx.y;
-	at.head = at.k_head * p.group + blockIdx.x / at.slices;
-	at.col0 = blockIdx.x % at.slices * COLS;
-	at.channel = 2 * p.w.k_heads * KD + at.head * at.v_dim + at.col0;
-	at.part = at.lane % PARTS;
-	at.col = (at.warp * (32 / PARTS) + at.lane / PARTS) * 2;
+	at.col = (at.warp * (32 / PARTS) + at.lane / PARTS) * OWN;
 	return at;
-}
-
-template <int KD> static __device__ __forceinline__ void load_weights(const struct gdn_args &p, const struct place &at, struct window<KD> &x)
-{
-	enum { C = KD / 32 };
-	const float4 *w = (const float4 *)p.w.conv;
-
-#pragma unroll
-	for (int i = threadIdx.x; i < 2 * KD + COLS; i += THREADS) {
-		int lane = i & 31, c = lane * C + i / 32 % C, col = at.col0 + lane < at.v_dim ? lane : 0;
-
-		copy16(&x.taps[i], &w[i >= 2 * KD ? at.channel + col : ((i / KD) * p.w.k_heads + at.k_head) * KD + c]);
-	}
-}
-
-/* Column of a piece of a row of qkvz, or -1 where the slice is narrower. */
-template <int KD> static __device__ __forceinline__ int piece_column(const struct gdn_args &p, const struct place &at, int piece)
-{
-	int i = piece % window<KD>::KEPT * 8 - (piece < window<KD>::KEPT ? 2 * KD : 0);
-
-	if (i < 0)
-		return (piece * 8 < KD ? at.k_head : p.w.k_heads + at.k_head - 1) * KD + piece * 8;
-	if (at.col0 + i >= at.v_dim)
-		return -1;
-	return i + (piece < window<KD>::KEPT ? at.channel : p.channels + at.head * at.v_dim + at.col0);
 }
 
 /* Tail and rows to replay: rows 0 .. replay + 2 of the stream. */
 template <int KD>
-static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct place &at, struct window<KD> &x)
+static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct place &at, struct inputs<KD, COLS> &x)
 {
-	enum { KEPT = window<KD>::KEPT };
+	enum { KEPT = inputs<KD, COLS>::KEPT };
 
 #pragma unroll 1
 	for (int id = threadIdx.x; id < (s.replay + TD_CONV_TAIL) * KEPT; id += THREADS) {
-		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD>(p, at, piece);
+		int row = id / KEPT, piece = id % KEPT, channel = piece_column<KD, COLS>(p, at, piece);
 
 		if (channel >= 0)
-			copy16(&x.raw[row * window<KD>::PIECES + piece], stream_row(p, s, row) + channel);
+			copy16(&x.raw[row * inputs<KD, COLS>::PIECES + piece], stream_row(p, s, row) + channel);
 	}
 }
 
 /* Where a thread's pieces of a window's new rows come from and go to, before these rows may be read. */
 template <int KD> struct pieces {
-	enum { LOADS = (WINDOW * window<KD>::PIECES + THREADS - 1) / THREADS };
+	enum { LOADS = (WINDOW * inputs<KD, COLS>::PIECES + THREADS - 1) / THREADS };
 	uint32_t to[LOADS];
 	int offset[LOADS]; /* -1: none */
 };
 
 template <int KD>
-static __device__ __forceinline__ void find_pieces(const struct gdn_args &p, const struct place &at, int base, int n, struct window<KD> &x,
+static __device__ __forceinline__ void find_pieces(const struct gdn_args &p, const struct place &at, int base, int n, struct inputs<KD, COLS> &x,
 						   struct pieces<KD> &mine)
 {
-	enum { PIECES = window<KD>::PIECES };
+	enum { PIECES = inputs<KD, COLS>::PIECES };
 
 #pragma unroll
-	for (int i = 0; i < pieces<KD>::LOADS; i++) {
-		int id = threadIdx.x + i * THREADS, row = id / PIECES, piece = id % PIECES, column = piece_column<KD>(p, at, piece);
+	for (int i = 0; i < (int)pieces<KD>::LOADS; i++) {
+		int id = threadIdx.x + i * THREADS, row = id / PIECES, piece = id % PIECES, column = piece_column<KD, COLS>(p, at, piece);
 
 		mine.offset[i] = column < 0 || row >= n ? -1 : row * p.ld + column;
 		mine.to[i] = shared_address(&x.raw[(base + TD_CONV_TAIL + row) * PIECES + piece]);
 	}
 }
 
-/* What a lane's gate is made of, as it stands in memory: b of token t0 + lane of the stream in the first half of a warp, a in its second. */
-struct gate_word {
-	uint32_t word;
-	int f32, odd;
-};
-
-static __device__ __forceinline__ struct gate_word load_gate(const struct gdn_args &p, const struct td_seq &s, const struct place &at, int t0, int n)
-{
-	int i = t0 + max(min(at.lane % WINDOW, n - 1), 0), column = at.head + at.lane / WINDOW * p.w.v_heads;
-	struct gate_word g;
-
-	g.word = token_ba_word(p, s, i, column, &g.odd, &g.f32);
-	return g;
-}
-
-template <int KD>
-static __device__ __forceinline__ void make_gate(const struct place &at, struct gate_word g, float rate, float bias, struct window<KD> &x)
-{
-	float v = either(g.word, g.odd, g.f32), beta = sigmoid(v), u = v + bias, decay = expf(rate * (u > 20.0f ? u : log1pf(expf(u))));
-
-	decay = __shfl_xor_sync(~0u, decay, WINDOW);
-	if (at.lane < WINDOW)
-		x.gate[at.lane] = make_float4(decay, beta, -decay * beta, 0);
-}
-
-/*
- * Convolution, silu and norm of q or k of N tokens, from token t of a window whose rows begin at row `base`, by a warp. Neighbours share weights and rows:
- * what they cost is mostly reads of shared memory. Behind a window's last token stands whatever was there, and nobody reads what becomes of it.
- */
-template <int KD, int N> static __device__ __forceinline__ void prepare(const struct place &at, int base, int t, int is_k, struct window<KD> &x)
-{
-	enum { C = KD / 32 };
-	const bf16 *rows = (const bf16 *)(x.raw + (base + t) * window<KD>::PIECES) + is_k * KD + at.lane * C;
-	const float4 *taps = x.taps + is_k * KD + at.lane;
-	float *to = (is_k ? x.k : x.q) + t * KD + at.lane * C, scale = is_k ? 1.0f : rsqrtf((float)KD);
-	uint32_t w[TD_CONV_TAIL + N][C / 2];
-	float a[N][C], sum[N] = {};
-
-#pragma unroll
-	for (int j = 0; j < TD_CONV_TAIL + N; j++)
-		copy_words<C / 2>(w[j], rows + j * window<KD>::PIECES * 8);
-#pragma unroll
-	for (int c = 0; c < C; c++) {
-		float4 tap = taps[c * 32];
-
-#pragma unroll
-		for (int i = 0; i < N; i++) {
-			a[i][c] = conv(tap, element(w[i], c), element(w[i + 1], c), element(w[i + 2], c), element(w[i + 3], c));
-			sum[i] = fmaf(a[i][c], a[i][c], sum[i]);
-		}
-	}
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		sum[i] = rsqrtf(warp_sum(sum[i]) + 1e-6f) * scale;
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		store_lane<C>(to + i * KD, a[i], sum[i]);
-}
-
-/* The same of this slice's values, which have no norm. */
-template <int KD, int N> static __device__ __forceinline__ void prepare_values(const struct place &at, int base, int t, struct window<KD> &x)
-{
-	const bf16 *rows = (const bf16 *)(x.raw + (base + t) * window<KD>::PIECES) + 2 * KD + at.lane;
-	float4 w = x.taps[2 * KD + at.lane];
-	float v[TD_CONV_TAIL + N];
-
-#pragma unroll
-	for (int j = 0; j < TD_CONV_TAIL + N; j++)
-		v[j] = __bfloat162float(rows[j * window<KD>::PIECES * 8]);
-#pragma unroll
-	for (int i = 0; i < N; i++)
-		x.v[(t + i) * COLS + at.lane] = conv(w, v[i], v[i + 1], v[i + 2], v[i + 3]);
-}
-
-/* This lane's part of a line times its two columns, in CHAINS sums each. */
-template <int KD, int CHAINS> static __device__ __forceinline__ float2 times(const float4 k[KD / (4 * PARTS)], const float state[2][KD / PARTS])
-{
-	float r[2][2] = {};
-
-#pragma unroll
-	for (int j = 0; j < KD / (4 * PARTS); j++)
-#pragma unroll
-		for (int c = 0; c < 2; c++) {
-			r[c][0] = fmaf(state[c][j * 4], k[j].x, r[c][0]);
-			r[c][CHAINS - 1] = fmaf(state[c][j * 4 + 1], k[j].y, r[c][CHAINS - 1]);
-			r[c][0] = fmaf(state[c][j * 4 + 2], k[j].z, r[c][0]);
-			r[c][CHAINS - 1] = fmaf(state[c][j * 4 + 3], k[j].w, r[c][CHAINS - 1]);
-		}
-	return CHAINS == 1 ? make_float2(r[0][0], r[1][0]) : make_float2(r[0][0] + r[0][1], r[1][0] + r[1][1]);
-}
-
 /* This and the next lane's share of a token's o: the lane's first or second column by its parity. */
-static __device__ __forceinline__ float share(float2 e, int odd)
+static __device__ __forceinline__ float share(const float e[OWN], int odd)
 {
-	return (odd ? e.y : e.x) + __shfl_xor_sync(~0u, odd ? e.x : e.y, 1);
-}
-
-template <int KD> static __device__ __forceinline__ void load_line(float4 to[KD / (4 * PARTS)], const float4 *from)
-{
-#pragma unroll
-	for (int j = 0; j < KD / (4 * PARTS); j++)
-		to[j] = from[j * PARTS];
+	return (odd ? e[1] : e[0]) + __shfl_xor_sync(~0u, odd ? e[0] : e[1], 1);
 }
 
 /*
@@ -255,45 +108,37 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 	int odd = __shfl_sync(~0u, at.part & 1, at.lane), stop = n > HALF ? HALF - 2 : n, t = 0; /* a shuffle, or it would be made anew each time */
 	float *o_sh = x.o + (at.col + odd) * SHARES + at.part / 2;
 	float4 k[RUNS], q[RUNS] = {}, gate = *gate_sh;
-	float2 r, v = *v_sh;
+	float2 v = *v_sh;
+	float r[OWN], e[OWN];
 
 	load_line<KD>(k, k_sh);
-	r = times<KD, 2>(k, state);
+	times<KD, OWN, 2>(r, k, state);
 #pragma unroll 1
 	for (;; stop = n) {
 #pragma unroll 2
 		for (; t < stop; t++) {
 			float4 next[RUNS];
-			float2 e, d;
+			float d[OWN];
 
 			k_sh += KD / 4;
 			load_line<KD>(next, k_sh);
 #pragma unroll
 			for (int m = 1; m < PARTS; m <<= 1) {
-				r.x += __shfl_xor_sync(~0u, r.x, m);
-				r.y += __shfl_xor_sync(~0u, r.y, m);
+				r[0] += __shfl_xor_sync(~0u, r[0], m);
+				r[1] += __shfl_xor_sync(~0u, r[1], m);
 			}
-			e = times<KD, 1>(q, state);
+			times<KD, OWN, 1>(e, q, state);
 			load_line<KD>(q, q_sh);
 			q_sh += KD / 4;
-			d.x = fmaf(gate.z, r.x, gate.y * v.x);
-			d.y = fmaf(gate.z, r.y, gate.y * v.y);
+			d[0] = fmaf(gate.z, r[0], gate.y * v.x);
+			d[1] = fmaf(gate.z, r[1], gate.y * v.y);
+			update<KD, OWN>(state, k, gate.x, d);
 #pragma unroll
-			for (int j = 0; j < RUNS; j++) {
-#pragma unroll
-				for (int c = 0; c < 2; c++) {
-					float dc = c ? d.y : d.x;
-
-					state[c][j * 4] = fmaf(k[j].x, dc, state[c][j * 4] * gate.x);
-					state[c][j * 4 + 1] = fmaf(k[j].y, dc, state[c][j * 4 + 1] * gate.x);
-					state[c][j * 4 + 2] = fmaf(k[j].z, dc, state[c][j * 4 + 2] * gate.x);
-					state[c][j * 4 + 3] = fmaf(k[j].w, dc, state[c][j * 4 + 3] * gate.x);
-				}
+			for (int j = 0; j < RUNS; j++)
 				k[j] = next[j];
-			}
 			gate = *++gate_sh;
 			v = *(v_sh += COLS / 2);
-			r = times<KD, 2>(k, state);
+			times<KD, OWN, 2>(r, k, state);
 			*o_sh = share(e, odd); /* of the token before */
 			o_sh += COLS * SHARES;
 		}
@@ -301,7 +146,8 @@ template <int KD> static __device__ __forceinline__ void step(struct window<KD> 
 			break;
 		__syncthreads(); /* run_window's others are there, too */
 	}
-	*o_sh = share(times<KD, 1>(q, state), odd);
+	times<KD, OWN, 1>(e, q, state);
+	*o_sh = share(e, odd);
 }
 
 /* Two neighbouring columns of o of a window's row, from their shares. */
@@ -372,15 +218,15 @@ static __device__ __forceinline__ unsigned readers_before(const struct gdn_args 
 
 /* Piece of row `row` of what is kept, the tail and then the ring, which begin at row `first` of the raw ones. */
 template <int KD>
-static __device__ __forceinline__ void keep_piece(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct window<KD> &x,
+static __device__ __forceinline__ void keep_piece(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct inputs<KD, COLS> &x,
 						  int first, int row, int piece)
 {
 	bf16 *tail = (bf16 *)p.st.tail + (ptrdiff_t)(s.slot * TD_CONV_TAIL + row) * p.channels;
 	bf16 *ring = (bf16 *)p.st.ring_m + (ptrdiff_t)(s.slot * TD_BLOCK_MAX + row - TD_CONV_TAIL) * p.channels;
-	int channel = piece_column<KD>(p, at, piece);
+	int channel = piece_column<KD, COLS>(p, at, piece);
 
 	if (channel >= 0)
-		*(uint4 *)((row < TD_CONV_TAIL ? tail : ring) + channel) = x.raw[(first + row) * window<KD>::PIECES + piece];
+		*(uint4 *)((row < TD_CONV_TAIL ? tail : ring) + channel) = x.raw[(first + row) * inputs<KD, COLS>::PIECES + piece];
 }
 
 /* Column of the id-th of a key head's b and a, of which a row has 2 * group. */
@@ -438,17 +284,17 @@ static __device__ __forceinline__ void run_window(const struct place &at, int ba
 
 		if (half == other) {
 			if (n == 1 && at.warp < 2)
-				prepare<KD, 1>(at, base, 0, at.warp, x);
+				prepare<1, KD, COLS>(at, x, base, at.warp, at.warp ? x.k : x.q);
 			else if (n > 1 && t < n)
-				prepare<KD, TURN>(at, base, t, at.warp & 1, x);
+				prepare<TURN, KD, COLS>(at, x, base + t, at.warp & 1, (at.warp & 1 ? x.k : x.q) + t * KD);
 		} else if (!other) {
 			step<KD>(x, at, n, state);
 		} else if (at.warp == STEPPERS) {
-			make_gate<KD>(at, gate, rate, bias, x);
+			make_gates(at, gate, rate, bias, x.gate);
 		} else {
 #pragma unroll 1
 			for (int i = (WARPS - 1 - at.warp) * TURN; i < n; i += (KEEPERS - 1) * TURN)
-				prepare_values<KD, TURN>(at, base, i, x);
+				prepare_values<TURN, KD, COLS>(at, x, base + i, 0, x.v + i * COLS);
 		}
 		if (!half || (other && n > HALF))
 			__syncthreads();
@@ -463,7 +309,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 {
 	extern __shared__ __align__(16) char memory[];
 	struct window<KD> &x = *(struct window<KD> *)memory;
-	struct place at = find_place<KD, VD>(p);
+	struct place at = place_of<KD, VD>(p);
 	int steps = at.warp < STEPPERS && at.col0 + at.col < at.v_dim, row = threadIdx.x / (COLS / 2), pair = threadIdx.x % (COLS / 2) * 2;
 	float state[2][KD / PARTS] = {}, *kept, rate = 0, bias = 0;
 	int t0 = 0, base = 0, n, fresh, end, total;
@@ -479,7 +325,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 	if (!p.early)
 		after_previous();
 	s = part_of(p.seq[blockIdx.z], p.part);
-	load_weights<KD>(p, at, x);
+	load_weights<KD, COLS>(p, at, x);
 	if (at.warp == STEPPERS) {
 		rate = p.w.a_log[at.head];
 		bias = p.w.dt_bias[at.head];
@@ -518,6 +364,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 			for (int i = threadIdx.x; i < TD_CONV_TAIL * window<KD>::PIECES; i += THREADS)
 				x.raw[i] = x.raw[base * window<KD>::PIECES + i];
 			base = 0;
+			__syncthreads(); /* new rows may be copied to where these were */
 		}
 		if (fresh) {
 			const bf16 *from = p.qkvz + (ptrdiff_t)(s.row0 + t0 - s.replay) * p.ld;
@@ -526,7 +373,7 @@ template <int KD, int VD, bool CLUSTER> static __global__ void __launch_bounds__
 			find_pieces<KD>(p, at, base, n, x, mine);
 			after_previous();
 #pragma unroll
-			for (int i = 0; i < pieces<KD>::LOADS; i++)
+			for (int i = 0; i < (int)pieces<KD>::LOADS; i++)
 				if (mine.offset[i] >= 0)
 					copy16_to(mine.to[i], from + mine.offset[i]);
 		}
@@ -641,6 +488,8 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 
 	p.norm_here = rows <= TD_BLOCK_MAX;
 	p.early = p.part == ROWS_BEFORE;
+	if (td__cuda_gdn_many(dev, p, b->n_seq))
+		return;
 	if (p.w.k_dim == 128 && p.w.v_dim == 128 && p.norm_here && can_cluster(dev, grid))
 		launch(dev, gdn_kernel<128, 128, true>, sizeof(struct window<128>), p, grid, 1);
 	else if (p.w.k_dim == 128 && p.w.v_dim == 128)
@@ -678,6 +527,7 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	p.share = 1.0f / w->v_dim;
 	p.channels = 2 * w->k_heads * w->k_dim + w->v_heads * w->v_dim;
 	p.counter = dev->counters;
+	p.engine = dev->groups;
 	if (!fits(dev, p, b, qkvz, ba, out))
 		return;
 	bytes = (size_t)qkvz.rows * w->v_heads * w->v_dim * sizeof(float);

@@ -1,6 +1,6 @@
 /*
- * gdn.cuh: what the step form (gdn.cu) and other forms of the Gated DeltaNet layer share: where the inputs of a token lie, its convolution and gates,
- * the gated norm, and what a call leaves in tail and ring.
+ * gdn.cuh: what the step forms (gdn.cu, gdn_many.cu) and other forms of the Gated DeltaNet layer share: where the inputs of a token lie, its convolution
+ * and gates, the gated norm, and what a call leaves in tail and ring.
  *
  * What must never happen: two forms that read or round an input differently. So each of these is written once, here.
  */
@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/internal.cuh"
 
-enum { GDN_SLICE = 32 }; /* columns of a value head that a block of the step form owns */
+enum { GDN_SLICE = 32 }; /* columns of a value head whose squares are added first; a block of the step form for few sequences owns as many */
 
 struct gdn_args {
 	struct td_gdn w;
@@ -25,8 +25,12 @@ struct gdn_args {
 	float share; /* 1 / v_dim */
 	int channels, norm_here, part, group; /* group: value heads of a key head */
 	int early; /* no kernel since the batch was set has written this state, tail or ring */
+	int engine; /* the bulk copy engine is there */
 	unsigned *counter; /* gdn.cu's arrivals */
 };
+
+/* gdn_many.cu: a part by the form for many sequences; 0 where it doesn't fit or pay. */
+int td__cuda_gdn_many(struct td_dev *, const struct gdn_args &, int n_seq);
 
 /* gdn_chunk.cu: the middle parts. */
 size_t td__cuda_gdn_chunk_bytes(const struct td_dev *, const struct gdn_args &, int rows);

@@ -3,7 +3,7 @@
  *
  * Everything is done when the call returns, so streams need no state. Memory that other processes open (arenas, the exchange region) are memfds. A device
  * of 8 multiprocessors with the shared memory of an H200; EMULATOR_SMS, EMULATOR_SHARED (bytes of a block), EMULATOR_MEMORY
- * (MiB) and EMULATOR_CLUSTERS (0: none fit) make it another.
+ * (MiB), EMULATOR_CLUSTERS (0: none fit) and EMULATOR_MINOR (not 0: not the one compute capability with products of warpgroups) make it another.
  */
 #include <cblas.h>
 #include <cublasLt.h>
@@ -107,6 +107,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int)
 	memset(p, 0, sizeof(*p));
 	snprintf(p->name, sizeof(p->name), "emulated GPU");
 	p->major = 9;
+	p->minor = (int)setting("EMULATOR_MINOR", 0);
 	p->multiProcessorCount = (int)setting("EMULATOR_SMS", 8);
 	p->sharedMemPerBlockOptin = setting("EMULATOR_SHARED", 232448);
 	p->totalGlobalMem = total();

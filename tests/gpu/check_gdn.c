@@ -4,7 +4,7 @@
  */
 #include "tests/gpu/check.h"
 
-enum { SLOTS = 4, STEPS_MAX = 8 };
+enum { SLOTS = 5, STEPS_MAX = 8 };
 
 struct layer {
 	int channels, wide, heads2;
@@ -162,6 +162,51 @@ static void exact(const char *name, int k_heads, int v_heads, int k_dim, int v_d
 }
 
 /*
+ * Slot 0 goes through prefill, blocks with replay and single rows alone, slot 1 through the same beside three others: few and many sequences have forms of
+ * their own on the GPU, and each must go on where the other left off, so slot 0 has company in every third step.
+ */
+static void company(const char *name, int k_heads, int v_heads, int k_dim, int v_dim)
+{
+	static const struct {
+		int rows, replay, commit;
+	} steps[] = {{70, 0, 1}, {16, 0, 0}, {16, 5, 0}, {1, 16, 0}, {9, 1, 0}, {4, 3, 1}, {16, 0, 0}, {50, 1, 1}, {16, 0, 0}, {2, 13, 0}, {1, 2, 1}};
+	enum { BESIDE = 7, STEPS = sizeof(steps) / sizeof(steps[0]) };
+	struct layer l;
+	size_t in, n;
+	int ok = 1, pos = 0;
+	float *both;
+	char shape[96];
+
+	layer_make(&l, k_heads, v_heads, k_dim, v_dim, 0);
+	in = (size_t)(l.channels + l.wide);
+	n = (size_t)v_heads * k_dim * v_dim;
+	for (int i = 0; i < STEPS; i++) {
+		int rows = steps[i].rows, all = rows + 3 * BESIDE;
+		float *x = random_values((size_t)all * in, 1), *ba = random_values((size_t)all * l.heads2, 1), *out[2];
+
+		pos += steps[i].replay;
+		for (int k = 0; k < 2; k++) {
+			struct td_seq seq[4] = {
+				{.slot = k, .row0 = BESIDE, .rows = rows, .pos0 = pos, .replay = steps[i].replay, .commit = steps[i].commit},
+				{.slot = 2, .row0 = 0, .rows = BESIDE, .pos0 = i * BESIDE, .commit = 1},
+				{.slot = 3, .row0 = BESIDE + rows, .rows = BESIDE, .pos0 = i * BESIDE, .commit = 1},
+				{.slot = 4, .row0 = 2 * BESIDE + rows, .rows = BESIDE, .pos0 = i * BESIDE, .commit = 1}};
+
+			out[k] = step(&l, 1, seq, k || i % 3 == 2 ? 4 : 1, x, ba, all);
+		}
+		ok &= same_bits(out[0] + BESIDE * l.wide, out[1] + BESIDE * l.wide, (size_t)rows * l.wide);
+		pos += steps[i].commit ? rows : 0;
+	}
+	both = host(SLOTS * n * 4);
+	get(&dut, both, l.st[1].s, SLOTS * n * 4);
+	snprintf(shape, sizeof(shape), "%s: alone = beside others, bits", name);
+	verdict_bool("gdn", shape, ok);
+	snprintf(shape, sizeof(shape), "%s: states of both, bits", name);
+	verdict_bool("gdn", shape, same_bits(both, both + n, n));
+	drop_all();
+}
+
+/*
  * Whole blocks of 256 positions take another form on the GPU: chunks of 64 tokens, products of halves with float32 sums. So the state of a prompt differs
  * from the CPU's by about a half's rounding (2^-12 at most, a few of them one after the other), not by float32's, and must not drift as chunks follow
  * each other: the same is allowed at the end of any prompt.
@@ -245,13 +290,17 @@ void check_gdn(void)
 	blocks("one head of 128", 1, 1, 128, 128, 2263);
 	between("odd: 2/6 heads of 64, 40", 2, 6, 64, 40);
 	between("one value head a key head: 2/2 of 128", 2, 2, 128, 128);
-	if (!self) /* the CPU's prefill is chunked and cut elsewhere; its own tests cover it */
+	if (!self) { /* the CPU's prefill is chunked and cut elsewhere; its own tests cover it */
 		exact("odd", 2, 6, 64, 40);
+		company("2/2 of 128", 2, 2, 128, 128);
+	}
 	if (small)
 		return;
 	blocks("tiny: 4/8 heads of 128", 4, 8, 128, 128, 4100);
 	life("4B: 16/32 heads of 128", 16, 32, 128, 128);
 	blocks("4B: 16/32 heads of 128", 16, 32, 128, 128, 1050);
-	if (!self)
+	if (!self) {
 		exact("4B", 16, 32, 128, 128);
+		company("4B: 16/32 heads of 128", 16, 32, 128, 128);
+	}
 }

@@ -20,6 +20,7 @@ done
 for op in gdn attention linear; do
 	EMULATOR_SHARED=101376 "$TOOLS/ops_check" --small --only $op >"$OUT" 2>&1 || fail "on a GPU with little shared memory: $(grep -v ' ok$' "$OUT")"
 done
+EMULATOR_MINOR=1 "$TOOLS/ops_check" --small --only gdn >"$OUT" 2>&1 || fail "on a GPU without the bulk copy engine: $(grep -v ' ok$' "$OUT")"
 EMULATOR_BLAS=fickle "$TOOLS/ops_check" --small --only linear >"$OUT" 2>&1 || fail "with a cuBLAS whose bits depend on a call's rows: $(grep -v ' ok$' "$OUT")"
 
 WORKER=$BIN/tandem-target
