@@ -147,17 +147,9 @@ static __device__ __forceinline__ void advance(const struct stage<KD> *x, struct
 	take(b[0], k_sh);
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
-		const uint32_t word[4] = {u[j].x, u[j].y, u[j].z, u[j].w};
 		float2 left[2];
 
-#pragma unroll
-		for (int n = 0; n < 4; n++) {
-			float2 v = __half22float2(*(const __half2 *)&word[n]);
-			float *d = r[2 * j + (n >> 1)] + (n & 1) * 2;
-
-			d[0] = v.x - d[0];
-			d[1] = v.y - d[1];
-		}
+		take_from_u(u[j], r + 2 * j);
 		operand(a[j], r[2 * j], r[2 * j + 1]);
 		out->d[j][lane] = make_uint4(a[j][0], a[j][1], a[j][2], a[j][3]);
 #pragma unroll

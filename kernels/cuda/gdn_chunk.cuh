@@ -44,6 +44,20 @@ static __device__ __forceinline__ uint4 *w_of(const struct chunk_args &c, size_t
 {
 	return c.w + (at * (c.g.w.k_dim / 4 + 1) + 1) * 32;
 }
+/* r = U - r, of 16 tokens and the columns of a lane, whose words of U are u. */
+static __device__ __forceinline__ void take_from_u(uint4 u, float (*r)[4])
+{
+	const uint32_t word[4] = {u.x, u.y, u.z, u.w};
+
+#pragma unroll
+	for (int n = 0; n < 4; n++) {
+		float2 v = __half22float2(*(const __half2 *)&word[n]);
+		float *d = r[n >> 1] + (n & 1) * 2;
+
+		d[0] = v.x - d[0];
+		d[1] = v.y - d[1];
+	}
+}
 static __device__ __forceinline__ int unit_block(int i, int j)
 {
 	return i * (i + 1) / 2 + j;

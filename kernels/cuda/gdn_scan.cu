@@ -111,16 +111,7 @@ static __device__ __forceinline__ void make_d(const struct place<KD> *x, float (
 
 #pragma unroll
 	for (int j = 0; j < 4; j++) {
-		const uint32_t word[4] = {u[j].x, u[j].y, u[j].z, u[j].w};
-
-#pragma unroll
-		for (int n = 0; n < 4; n++) {
-			float2 v = __half22float2(*(const __half2 *)&word[n]);
-			float *d = r[2 * j + (n >> 1)] + (n & 1) * 2;
-
-			d[0] = v.x - d[0];
-			d[1] = v.y - d[1];
-		}
+		take_from_u(u[j], r + 2 * j);
 		operand(plain[j], r[2 * j], r[2 * j + 1]);
 #pragma unroll
 		for (int n = 0; n < 2; n++) {
