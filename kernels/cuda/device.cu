@@ -325,6 +325,7 @@ void td__cuda_batch_set(struct td_dev *dev, struct td_batch *b)
 {
 	struct td_seq *d = dev->batch[dev->batch_next];
 
+	dev->recurred = NULL;
 	if (b->n_seq > dev->batch_cap) {
 		td__cuda_fail(dev, TD_E_INTERNAL, "a batch of %d sequences on a device opened for %d slots", b->n_seq, dev->batch_cap);
 		b->n_seq = b->n_rows = 0; /* nothing runs; sync tells */

@@ -487,7 +487,6 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 	dim3 grid(p.group * div_up(p.w.v_dim, COLS), p.w.k_heads, b->n_seq);
 
 	p.norm_here = rows <= TD_BLOCK_MAX;
-	p.early = p.part == ROWS_BEFORE;
 	if (td__cuda_gdn_many(dev, p, b->n_seq))
 		return;
 	if (p.w.k_dim == 128 && p.w.v_dim == 128 && p.norm_here && can_cluster(dev, grid))
@@ -505,13 +504,15 @@ static void run_part(struct td_dev *dev, struct gdn_args &p, const struct td_bat
 /*
  * What a step may read early (p.early): the copy that batch_set enqueues, or the first kernel of a recorded step, which lets nothing start before it
  * has written td_seq, is a full stop: every kernel behind it starts after all that was enqueued before it has ended. Within the step no other operation
- * writes a layer's state, tail and ring, and this one is called once for each. So only its own earlier parts are to be waited for.
+ * writes a layer's state, tail and ring. So only its own earlier parts are to be waited for, and its own earlier calls: a prompt's rows come in several where
+ * the state between them is kept (dev->recurred).
  */
 void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gdn_state *st, const struct td_batch *b, struct td_tensor qkvz,
 		  struct td_tensor ba, struct td_tensor out)
 {
 	struct gdn_args p;
 	size_t bytes, chunk_bytes;
+	int first;
 
 	p.w = *w;
 	p.st = *st;
@@ -535,9 +536,12 @@ void td__cuda_gdn(struct td_dev *dev, const struct td_gdn *w, const struct td_gd
 	p.o = (float *)td__cuda_scratch(dev, bytes > chunk_bytes ? bytes : chunk_bytes);
 	if (!p.o)
 		return;
+	first = st->s != dev->recurred;
+	dev->recurred = st->s;
 	for (p.part = ROWS_BEFORE; p.part <= ROWS_AFTER; p.part++) {
 		int rows = longest(b, p.part);
 
+		p.early = first && p.part == ROWS_BEFORE;
 		if (p.part == ROWS_BLOCKS && chunk_bytes)
 			td__cuda_gdn_chunk(dev, p, b, rows);
 		else if (rows >= 0)

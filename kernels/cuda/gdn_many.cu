@@ -282,7 +282,7 @@ static __device__ __forceinline__ struct gate_word fetch(const struct gdn_args &
 		if (mine.row + i < w.n - w.skip)
 			copy16_to(to + i * by::PIECES * 16, from + (ptrdiff_t)i * p.ld);
 	copy_commit();
-	if (half < 2 * WINDOW)
+	if (half < 2 * WINDOW && half < w.n) /* what would be read behind the last row may lie behind all memory */
 		gate = load_gate(p, s, at, s.replay + w.done - w.skip + half, w.n - half);
 	copy_wait<0>();
 	__syncthreads();

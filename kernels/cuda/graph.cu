@@ -294,6 +294,7 @@ static void begin_recording(struct td_dev *dev, const struct td_replay *r, struc
 	if (td__cuda_check(dev, cudaStreamBeginCapture(dev->stream, cudaStreamCaptureModeThreadLocal), "recording a step"))
 		return;
 	dev->replay->recording = k;
+	dev->recurred = NULL;
 	td__cuda_launch(dev, "fetching batches", begin_kernel, 1, 128, 0, (const uint32_t *)k->seq, (uint32_t *)k->seq_dev,
 			(int)(n * sizeof(struct td_seq) / 4), dev->replay->clock);
 }

@@ -59,6 +59,7 @@ struct td_dev {
 	int batch_next, batch_cap;
 	struct td_cuda_block *large; /* (batch_cap): rows of the batch set last that go to the dense products */
 	int n_large, batch_rows;
+	const void *recurred; /* the state that the delta rule took last, of those since the batches were set */
 	unsigned long long *sum; /* result of checksum */
 	struct td_error error;
 	struct td_cuda_fault *fault, *fault_dev;
