@@ -140,11 +140,13 @@ $(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_P
 CUDA_ARCHS ?= 80 86 89 90
 # The stub stands in for the driver's libcuda.so.1 on a machine without one.
 CUDA_LIB := $(abspath $(dir $(NVCC))../lib64)
+# Products of warpgroups are in code for Hoppers alone (sm_90a); a module without it must not try them.
+CUDA_SM90A := -DTD_CUDA_SM90A=$(if $(filter 90,$(CUDA_ARCHS)),1,0)
 CUDA_GENCODE := $(foreach a,$(patsubst 90,90a,$(CUDA_ARCHS)),-gencode arch=compute_$(a),code=sm_$(a)) -gencode arch=compute_90,code=compute_90
 OBJ_CUDA := $(patsubst %.cu,$(B)/%.cu.o,$(SRC_CUDA))
 $(B)/%.cu.o: %.cu | $(PB_H)
 	@mkdir -p $(@D)
-	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
+	$(Q)$(NVCC) -std=c++17 -O3 -lineinfo -I. -D_GNU_SOURCE $(CUDA_SM90A) $(CUDA_GENCODE) -Xcompiler -fPIC,-Wall -MMD -MP -c $< -o $@
 $(B)/lib/tandem-cuda.so: $(OBJ_CUDA) $(B)/engine/error.o
 	@mkdir -p $(@D)
 	$(Q)$(NVCC) -shared -cudart static $^ -L$(CUDA_LIB)/stubs -lcublas -lcublasLt -lcuda -Xlinker -rpath,$(CUDA_LIB) -Xcompiler -static-libstdc++,-static-libgcc -o $@
@@ -168,7 +170,7 @@ EMU := $(if $(NVCC),$(if $(filter x86_64,$(shell uname -m)),$(B)/emulator))
 EMU_SRC := $(patsubst kernels/cuda/%,$(EMU)/src/kernels/cuda/%,$(filter-out %/mma.cuh,$(wildcard kernels/cuda/*.cuh)))
 EMU_OBJ := $(patsubst kernels/cuda/%.cu,$(EMU)/%.cu.o,$(SRC_CUDA)) $(patsubst tests/emulator/%.cpp,$(EMU)/%.o,$(wildcard tests/emulator/*.cpp))
 EMU_CXX = $(CXX) -std=c++17 -O2 -g -fPIC -fno-strict-aliasing $(if $(filter 1,$(SAN)),-fsanitize=address) -include tests/emulator/emulator.h -I$(EMU)/src -Itests/emulator -I. \
-	-isystem $(abspath $(dir $(NVCC))../include) -D_GNU_SOURCE -MMD -MP -MF $@.d
+	-isystem $(abspath $(dir $(NVCC))../include) -D_GNU_SOURCE -DTD_CUDA_SM90A=1 -MMD -MP -MF $@.d
 ifneq ($(EMU),)
 $(EMU)/src/kernels/cuda/%: kernels/cuda/% tests/emulator/translate.pl
 	@mkdir -p $(@D)

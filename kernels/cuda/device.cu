@@ -105,7 +105,7 @@ int td__cuda_open(struct td_dev **out, const struct td_dev_options *opt, struct 
 	}
 	dev->sms = p.multiProcessorCount;
 	dev->overlap = p.major >= 9;
-	dev->groups = p.major == 9 && p.minor == 0;
+	dev->groups = TD_CUDA_SM90A && p.major == 9 && p.minor == 0;
 	dev->shared_max = p.sharedMemPerBlockOptin - 64; /* a few static words of the kernels */
 	dev->batch_cap = dev->slots;
 	snprintf(dev->name, sizeof(dev->name), "%.80s, %d multiprocessors, %.1f GiB, compute capability %d.%d", p.name, p.multiProcessorCount,

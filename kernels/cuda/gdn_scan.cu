@@ -284,6 +284,8 @@ template <int KD> static __global__ void __launch_bounds__(GROUP_WARPS * 32, 1) 
 			advance<KD, 1>(c, x, sh, own, i);
 	}
 	move_state<KD, true>(kept, p.w.v_dim, x.group * 16, own.state);
+#else
+	__trap(); /* code for another GPU */
 #endif
 }
 
