@@ -5,7 +5,7 @@
  */
 #include "kernels/cuda/int4_format.cuh"
 
-/* Up to 64 rows at a time: what linear_wide.cu leaves has no more. */
+/* What linear_wide.cu leaves, up to 64 rows at a time. */
 static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
 {
 	if (td__cuda_int4_wide(dev, x, w, y, use.accumulate, use.paired))

@@ -1,5 +1,6 @@
 /*
- * linear_tile.cuh: the frame of both small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company.
+ * linear_tile.cuh: the frame of both small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company. How it cuts
+ * a map is how linear_wide.cu sums, too.
  *
  * A map is cut into tiles of 16 outputs and chunks of 128 columns; a weight format F says how a lane loads its share of a tile's chunk and how it
  * multiplies. A block takes a rectangle of tiles times chunks, chosen so that every multiprocessor has about the same work:

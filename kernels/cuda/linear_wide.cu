@@ -3,13 +3,14 @@
  * products of warpgroups of compute capability 9.0.
  *
  * A block is three warpgroups that multiply and one that asks. It makes 64 rows of 192 outputs, each warpgroup a third of these over all columns; or, of a
- * map too narrow to give every multiprocessor such a block, of 64 outputs, each warpgroup a third of the columns (a team is who shares columns). For each
- * team a warp asks for what is needed a few chunks ahead, by the bulk copy engine, in a ring of stages: the weights of a chunk as they lie in memory, and the
- * activations as a kernel before arranged them (`arrange`), which is how the products read them from shared memory. Weights are expanded in registers
- * while products of other warpgroups run.
+ * map too narrow to give every multiprocessor such a block, of 64 outputs, each warpgroup every third segment of the columns (a team is who shares columns).
+ * For each team a warp asks for what is needed a few chunks ahead, by the bulk copy engine, in a ring of stages: the weights of a chunk as they lie in
+ * memory, and the activations as a kernel before arranged them (`arrange`), which is how the products read them from shared memory. Weights are expanded in
+ * registers while products of other warpgroups run.
  *
- * Bits: those of linear_tile.cuh. A product of a warpgroup sums as that of a warp does; the columns are cut as they are there (segment_end), each segment's
- * sum by itself, and the segments are added in the order in which `finish` adds them, whichever team made them. So a row may come here or go there.
+ * Bits: those of linear_tile.cuh. A product of a warpgroup sums as that of a warp does (no manual says so: it was measured, and ops_check compares). The
+ * columns are cut as they are there (segment_end), each segment's sum by itself, and the segments are added in the order in which `finish` adds them,
+ * whichever team made them. So a row may come here or go there.
  */
 #include "kernels/cuda/int4_format.cuh"
 
@@ -290,7 +291,8 @@ template <int P> struct wide {
 #pragma unroll
 				for (int q = 0; q < P; q++)
 					multiply(stage, stage + mine, q);
-				if ((threadIdx.x & 31) == 0) /* nobody of this warp reads the stage any more */
+				__syncwarp(); /* nobody of this warp reads the stage any more */
+				if ((threadIdx.x & 31) == 0)
 					gate_arrive(b.empty + r.stage);
 			}
 			add_segment(b, at.segment);
@@ -353,15 +355,18 @@ template <int P> static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide_
 
 		put_unit(p.l, b.tile0 + warp, row8, make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w)), lo, hi);
 	}
+#else
+	__trap(); /* code for another GPU */
 #endif
 }
 
-/* 1 when it was launched; 0 where the kernel for few rows is faster (a map too narrow for the GPU, up to SMALL rows) or cuts its sums into slices. */
+/* 1 when it was launched, or failed; 0 where the kernel for few rows is faster (a map too narrow for the GPU, up to SMALL rows) or cuts its sums into slices,
+ * and where there is too little shared memory. */
 template <int P> static int wide_run(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
 {
 	struct wide_args p = {};
 	static size_t allowed;
-	int groups, slices, blocks = div_up(x.rows, NT * 8);
+	int groups = 1, slices = 1, blocks = div_up(x.rows, NT * 8);
 	size_t shared = 0;
 
 	p.l = arguments(x, w, y, use);

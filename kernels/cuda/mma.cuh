@@ -373,7 +373,7 @@ static __device__ __forceinline__ void gate_arrive(uint64_t *gate)
 {
 	asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(gate)) : "memory");
 }
-/* Arrives, and announces bytes of tile_copy. */
+/* Arrives, and announces bytes of tile_copy or bulk_copy. */
 static __device__ __forceinline__ void gate_expect(uint64_t *gate, unsigned bytes)
 {
 	asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(gate)), "r"(bytes) : "memory");

@@ -97,6 +97,38 @@ static void invariance(const char *name, const struct td_linear *d, int f32)
 	verdict_bool("linear", shape, ok);
 }
 
+/* So many rows that they take several blocks and calls, on sums that were there: the bits of the same rows a few at a time. */
+static void hundreds(int out, int in, int group)
+{
+	enum { ALL = 530, FEW = 31 };
+	static const int cut[][2] = {{0, ALL}, {0, 511}, {0, 512}, {17, 513}, {5, 40}};
+	float *x = random_values((size_t)ALL * in, 1), *y0 = random_values((size_t)ALL * out, 1), *want;
+	struct td_tensor xd = put_act(&dut, x, ALL, in, in), y = put_f32(&dut, y0, ALL, out, out);
+	struct td_linear r, d;
+	char shape[96];
+	int ok = 1;
+
+	make_linear(TD_W_INT4, out, in, group, 1, &r, &d);
+	batch_of(&dut, FEW, 0);
+	for (int row = 0; row < ALL; row += FEW) {
+		int rows = ALL - row < FEW ? ALL - row : FEW;
+
+		dut.ops->linear(dut.dev, td_rows(xd, row, rows), &d, td_rows(y, row, rows), 1);
+	}
+	want = get_values(&dut, y);
+	for (size_t i = 0; i < sizeof(cut) / sizeof(cut[0]); i++) {
+		int row = cut[i][0], rows = cut[i][1];
+
+		y = put_f32(&dut, y0 + (size_t)row * out, rows, out, out);
+		batch_of(&dut, rows, 0);
+		dut.ops->linear(dut.dev, td_rows(xd, row, rows), &d, y, 1);
+		ok &= same_bits(get_values(&dut, y), want + (size_t)row * out, (size_t)rows * out);
+	}
+	snprintf(shape, sizeof(shape), "INT4 g%d %d x %d: hundreds of rows, accumulate, bits", group, out, in);
+	verdict_bool("linear", shape, ok);
+	drop_all();
+}
+
 /* Prompts in one batch, each against itself alone: the block of 256 lies at other rows, the others' number differs. */
 static void company(const char *name, const struct td_linear *d)
 {
@@ -199,7 +231,7 @@ static void together(int hidden, int inner, int wide, int few, int group)
 		float *x = random_values((size_t)rows * hidden, 1);
 		struct td_tensor xd = put_act(&dut, x, rows, hidden, hidden), xr = put_act(&ref, x, rows, hidden, hidden);
 		struct td_tensor a[2], b[2], both_r = new_act(&ref, rows, 2 * inner, 2 * inner), both = new_act(&dut, rows, 2 * inner, 2 * inner);
-		struct td_tensor sr = new_act(&ref, rows, inner, inner), sd = new_act(&dut, rows, inner, inner);
+		struct td_tensor sr = new_act(&ref, rows, inner, inner), sd = new_act(&dut, rows, inner, inner), again = new_act(&dut, rows, inner, inner);
 
 		for (int k = 0; k < 2; k++) {
 			a[k] = new_act(&dut, rows, wide, wide);
@@ -217,6 +249,13 @@ static void together(int hidden, int inner, int wide, int few, int group)
 		dut.ops->linear_swiglu(dut.dev, xd, &gate, both, sd);
 		snprintf(shape, sizeof(shape), "linear_swiglu %d x %d, %d rows", inner, hidden, rows);
 		line("linear", shape, relative(get_values(&dut, sd), get_values(&ref, sr), (size_t)rows * inner), TOL_ROUND);
+		for (int row = 0; row < rows; row += 16) {
+			int part = rows - row < 16 ? rows - row : 16;
+
+			dut.ops->linear_swiglu(dut.dev, td_rows(xd, row, part), &gate, both, td_rows(again, row, part));
+		}
+		snprintf(shape, sizeof(shape), "linear_swiglu %d x %d, %d rows: bits of 16 at a time", inner, hidden, rows);
+		verdict_bool("linear", shape, same_bits(get_values(&dut, again), get_values(&dut, sd), (size_t)rows * inner));
 	}
 	/* a prompt's block takes the dense way, with its rows paired too */
 	{
@@ -315,6 +354,8 @@ void check_linear(void)
 	map("BF16", TD_W_BF16, 300, 1000, 0, 3, 0, some);
 	map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, some);
 	map("BF16", TD_W_BF16, 1, 8, 0, 1, 1, some);
+	hundreds(72, 640, 128);
+	hundreds(200, 192, 64);
 	together(256, 1152, 400, 24, 128);
 	together(192, 320, 96, 16, 32);
 	if (!big)

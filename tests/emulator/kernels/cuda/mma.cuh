@@ -236,7 +236,8 @@ static inline void word_wait(uint32_t sh, uint32_t v)
 static inline void word_set(uint32_t sh, uint32_t v)
 {
 	__syncwarp();
-	store4(sh, v);
+	if (emu::lane() == 0)
+		store4(sh, v);
 	emu::cluster_wake();
 }
 static inline void store8(uint32_t sh, float a, float b)
