@@ -168,7 +168,7 @@ complete -c tandemd -l engine.context -r -F -d 'tokens of prompt and answer toge
 complete -c tandemd -l engine.kv_tokens -r -F -d 'tokens of cache for all slots; auto: slots * context'
 complete -c tandemd -l engine.prefix_cache -r -f -a 'on off' -d 'prompts that begin like an earlier one of the same tenant are computed from where they differ (on|off)'
 complete -c tandemd -l engine.prefix_states -r -F -d 'checkpoints of recurrent state that it keeps; auto: 16, fewer where memory is short'
-complete -c tandemd -l engine.chunk -r -F -d 'prompt tokens of one step, a multiple of 64, while nobody decodes; auto: 4096 on a GPU, else 256'
+complete -c tandemd -l engine.chunk -r -F -d 'prompt tokens of one step, a multiple of 64, while nobody decodes; auto: 4096 on a GPU, with one slot 2048, else 256'
 complete -c tandemd -l engine.draft_tokens -r -F -d 'drafts per step; auto: the drafter\'s block - 1, on the CPU 4 unless a request asks for more; 0: no speculation'
 complete -c tandemd -l engine.widths -r -F -d 'folder with what `tandem bench --tune` measured, for fewer drafts where many requests share a step; auto: $STATE_DIRECTORY, /var/lib/tandem for root, else ~/.local/state/tandem; off: always all drafts'
 complete -c tandemd -l engine.threads -r -F -d 'of each worker on the CPU; 0: one per processor'

@@ -68,7 +68,7 @@ static const struct setting settings[] = {
 	{"engine", "kv_tokens", INT, AT(kv_tokens), TD_PAGE, 1 << 28, "auto", "tokens of cache for all slots; auto: slots * context", NULL},
 	{"engine", "prefix_cache", TEXT, AT(prefix_cache), 0, 0, "on", "prompts that begin like an earlier one of the same tenant are computed from where they differ", "on|off"},
 	{"engine", "prefix_states", INT, AT(prefix_states), 0, 4096, "auto", "checkpoints of recurrent state that it keeps; auto: 16, fewer where memory is short", NULL},
-	{"engine", "chunk", INT, AT(chunk), 64, 65536, "auto", "prompt tokens of one step, a multiple of 64, while nobody decodes; auto: 4096 on a GPU, else 256", NULL},
+	{"engine", "chunk", INT, AT(chunk), 64, 65536, "auto", "prompt tokens of one step, a multiple of 64, while nobody decodes; auto: 4096 on a GPU, with one slot 2048, else 256", NULL},
 	{"engine", "draft_tokens", INT, AT(draft_tokens), 0, TD_DRAFT_MAX, "auto", "drafts per step; auto: the drafter's block - 1, on the CPU 4 unless a request asks for more; 0: no speculation", NULL},
 	{"engine", "widths", TEXT, AT(widths), 0, 0, "auto", "folder with what `tandem bench --tune` measured, for fewer drafts where many requests share a step; auto: $STATE_DIRECTORY, /var/lib/tandem for root, else ~/.local/state/tandem; off: always all drafts", NULL},
 	{"engine", "threads", INT, AT(threads), 0, 1024, "0", "of each worker on the CPU; 0: one per processor", NULL},

@@ -156,15 +156,16 @@ size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum
 	return (size_t)c->layers * 2 * (size_t)kv_pages * TD_PAGE * (size_t)c->kv_heads * (size_t)c->head_dim * td_dtype_size(act);
 }
 
-enum { CHUNK = 256, CHUNK_GPU = 4096 };
+enum { CHUNK = 256, CHUNK_GPU = 4096, CHUNK_GPU_ONE = 2048 /* with one slot, which must fit a small card */ };
 
 int td_chunk_auto(const char *device, int slots, int context)
 {
 	int64_t all = (int64_t)slots * context / CHUNK * CHUNK;
+	int most = slots > 1 ? CHUNK_GPU : CHUNK_GPU_ONE;
 
 	if (strcmp(device, "cuda") || all < CHUNK)
 		return CHUNK;
-	return all < CHUNK_GPU ? (int)all : CHUNK_GPU;
+	return all < most ? (int)all : most;
 }
 
 /* ---- the plan ----------------------------------------------------------------------------------------------------------------------------- */
@@ -257,7 +258,9 @@ int td_memplan_make(const struct td_memplan_of *of, struct td_memplan *p, struct
 
 	memset(p, 0, sizeof(*p));
 	more.shm.slots++;
-	more.shm.feature_rows = max(more.shm.feature_rows, more.shm.slots * TD_BLOCK_MAX);
+	if (of->shm.chunk == td_chunk_auto(of->device, of->shm.slots, of->shm.context)) /* which grows with the slots */
+		more.shm.chunk = td_chunk_auto(of->device, more.shm.slots, of->shm.context);
+	more.shm.feature_rows = max(max(more.shm.feature_rows, more.shm.chunk), more.shm.slots * TD_BLOCK_MAX);
 	more.pool.kv_pages += more.shm.context / TD_PAGE;
 	if ((rc = whole(of, &ops, p, err)) || (rc = whole(&more, &ops, &next, err)))
 		return rc;
