@@ -221,12 +221,10 @@ template <int KD>
 static __device__ __forceinline__ void keep_piece(const struct gdn_args &p, const struct td_seq &s, const struct place &at, const struct inputs<KD, COLS> &x,
 						  int first, int row, int piece)
 {
-	bf16 *tail = (bf16 *)p.st.tail + (ptrdiff_t)(s.slot * TD_CONV_TAIL + row) * p.channels;
-	bf16 *ring = (bf16 *)p.st.ring_m + (ptrdiff_t)(s.slot * TD_BLOCK_MAX + row - TD_CONV_TAIL) * p.channels;
 	int channel = piece_column<KD, COLS>(p, at, piece);
 
 	if (channel >= 0)
-		*(uint4 *)((row < TD_CONV_TAIL ? tail : ring) + channel) = x.raw[(first + row) * inputs<KD, COLS>::PIECES + piece];
+		*(uint4 *)(kept_row(p, s, row) + channel) = x.raw[(first + row) * inputs<KD, COLS>::PIECES + piece];
 }
 
 /* Column of the id-th of a key head's b and a, of which a row has 2 * group. */

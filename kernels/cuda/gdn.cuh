@@ -36,6 +36,15 @@ int td__cuda_gdn_many(struct td_dev *, const struct gdn_args &, int n_seq);
 size_t td__cuda_gdn_chunk_bytes(const struct td_dev *, const struct gdn_args &, int rows);
 void td__cuda_gdn_chunk(struct td_dev *, const struct gdn_args &, const struct td_batch *, int rows);
 
+/* Row i of what is kept of a sequence: the 3 rows of the tail, then the ring. */
+static __device__ __forceinline__ bf16 *kept_row(const struct gdn_args &p, const struct td_seq &s, int i)
+{
+	bf16 *tail = (bf16 *)p.st.tail + (ptrdiff_t)s.slot * TD_CONV_TAIL * p.channels;
+	bf16 *ring = (bf16 *)p.st.ring_m + ((ptrdiff_t)s.slot * TD_BLOCK_MAX - TD_CONV_TAIL) * p.channels;
+
+	return (i < TD_CONV_TAIL ? tail : ring) + (ptrdiff_t)i * p.channels;
+}
+
 /* A sequence's inputs as one stream: the 3 rows of the tail, the rows to replay, the new rows. Token i reads rows i .. i + 3. No branches: loads of
  * several rows are to leave one behind the other. */
 static __device__ __forceinline__ const bf16 *stream_row(const struct gdn_args &p, const struct td_seq &s, int i)

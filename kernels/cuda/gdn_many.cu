@@ -221,14 +221,6 @@ template <int KD, int COLS> struct rows_at_once {
 	static_assert(THREADS % PIECES == 0, "whole rows");
 };
 
-static __device__ __forceinline__ bf16 *kept_row(const struct gdn_args &p, const struct td_seq &s, int row)
-{
-	bf16 *tail = (bf16 *)p.st.tail + (ptrdiff_t)s.slot * TD_CONV_TAIL * p.channels;
-	bf16 *ring = (bf16 *)p.st.ring_m + ((ptrdiff_t)s.slot * TD_BLOCK_MAX - TD_CONV_TAIL) * p.channels;
-
-	return (row < TD_CONV_TAIL ? tail : ring) + (ptrdiff_t)row * p.channels;
-}
-
 /* Tail and rows to replay: the first raw rows. */
 template <int KD, int COLS>
 static __device__ __forceinline__ void load_kept(const struct gdn_args &p, const struct td_seq &s, const struct share &mine, struct window<KD, COLS> &x)

@@ -38,7 +38,7 @@ struct wide_args {
 
 /* What a chunk of a block's rows takes: activations, then what sums start at, for outputs g and g + 8 as a lane has them; a tile's weights. */
 template <int P> struct wide_sizes {
-	enum { X = NT * 8 * ROW_BYTES, STARTS = P * NT * 8 * 8, IMAGE = X + STARTS, WEIGHTS = 1024 + 32 * P };
+	enum { X = NT * 8 * ROW_BYTES, STARTS = P * NT * 8 * 8, IMAGE = X + STARTS, WEIGHTS = int4_format<P>::BYTES };
 };
 /* Tiles of a block, bytes of a stage, of all. */
 static inline __host__ __device__ int wide_tiles(int by_columns)
@@ -193,7 +193,7 @@ template <int P> static __device__ __forceinline__ void ask(const struct wide_ar
 /* A warpgroup's way through its chunks. */
 template <int P> struct wide {
 	typedef wide_sizes<P> S;
-	enum { UNITS_OF = UNITS / P, PRODUCTS = UNITS_OF * 2 };
+	enum { UNITS_OF = int4_format<P>::UNITS_OF, PRODUCTS = UNITS_OF * 2 };
 
 	float acc[NT * 4];
 
