@@ -114,6 +114,7 @@ one_line "not valid UTF-8"
 one_line "can't write"
 
 # Ctrl-C: the answer so far, exit code 130, the slot free again.
+rm -f "$OUT"
 "$TANDEM" run --no-think -g --ignore-eos -n 480 "$Q" >"$OUT" 2>"$T/err" &
 P=$!
 for i in $(seq 1200); do [ -s "$OUT" ] && break; sleep 0.05; done
