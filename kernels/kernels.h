@@ -76,8 +76,16 @@ struct td_linear {
 	int in, out;
 	int group; /* INT4: columns that share a scale; divides `in` */
 	int paired; /* gate|up: only ever multiplied by linear_swiglu, so a backend may pack the halves' rows side by side; set before `pack` */
+	int act8; /* INT4: x is rounded to 8 bits first, see td_act8; set before `pack` */
 	void *data; /* td_ops.pack_bytes(...) bytes, 256-byte aligned */
 };
+
+/*
+ * What td_linear.act8 makes of x: of each row every TD_ACT8_GROUP columns (the last group of a row may have fewer) become signed bytes and a scale,
+ *	a = max |x|,  r = 127 * (1 / a),  q = x * r rounded to the nearest even (one rounding: fma),  scale = a * (1 / 127);  a = 0: all zero
+ * each operation rounded to float32. y = sum over groups of weight scale * scale * sum of (code - 8) * q, the inner sum exact in integers.
+ */
+enum { TD_ACT8_GROUP = 128 };
 
 /* Host side of a linear map as the checkpoint holds it, several modules stacked along `out` ("fused": q|k|v, gate|up, ...). */
 struct td_linear_part {
