@@ -43,6 +43,7 @@ struct td_dev {
 	int threads, slots;
 	struct td__pool *pool;
 	struct td__scratch *scratch; /* (threads) */
+	struct td__scratch rounded; /* linear.c: the rows of a call, rounded, for all threads */
 	struct td_seq *seqs; /* (TD_BATCHES, slots) */
 	unsigned batches; /* calls of batch_set */
 	uint64_t mark[TD_MARKS]; /* us */
@@ -51,7 +52,8 @@ struct td_dev {
 
 /* Keeps the first error, for sync and download. */
 void td__fail(struct td_dev *dev, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Room of at least `bytes` for every thread, kept from call to call. 0, or -1 after td__fail. */
+/* Room of at least `bytes`, kept from call to call: in one place, NULL after td__fail; for every thread, 0, or -1 after td__fail. */
+void *td__room(struct td_dev *dev, struct td__scratch *s, size_t bytes);
 int td__scratch_need(struct td_dev *dev, size_t bytes);
 static inline void td__parallel(struct td_dev *dev, int items, int grain, td__work *work, void *job)
 {

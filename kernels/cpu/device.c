@@ -71,6 +71,7 @@ void td__device_close(struct td_dev *dev)
 	for (int i = 0; dev->scratch && i < dev->threads; i++)
 		free(dev->scratch[i].mem);
 	free(dev->scratch);
+	free(dev->rounded.mem);
 	free(dev->seqs);
 	free(dev);
 }
@@ -113,23 +114,26 @@ void td__fail(struct td_dev *dev, int code, const char *fmt, ...)
 	td_error_set(&dev->sticky, code, "%s", text);
 }
 
-int td__scratch_need(struct td_dev *dev, size_t bytes)
+void *td__room(struct td_dev *dev, struct td__scratch *s, size_t bytes)
 {
 	bytes = (bytes + ALIGN - 1) / ALIGN * ALIGN;
-	for (int i = 0; i < dev->threads; i++) {
-		struct td__scratch *s = &dev->scratch[i];
-
-		if (s->size >= bytes)
-			continue;
-		free(s->mem);
-		s->size = 0;
-		s->mem = aligned_alloc(ALIGN, bytes);
-		if (!s->mem) {
-			td__fail(dev, TD_E_NOMEM, "no memory for %zu bytes of scratch on the CPU", bytes);
-			return -1;
-		}
+	if (s->size >= bytes)
+		return s->mem;
+	free(s->mem);
+	s->size = 0;
+	s->mem = aligned_alloc(ALIGN, bytes);
+	if (s->mem)
 		s->size = bytes;
-	}
+	else
+		td__fail(dev, TD_E_NOMEM, "no memory for %zu bytes of scratch on the CPU", bytes);
+	return s->mem;
+}
+
+int td__scratch_need(struct td_dev *dev, size_t bytes)
+{
+	for (int i = 0; i < dev->threads; i++)
+		if (!td__room(dev, &dev->scratch[i], bytes))
+			return -1;
 	return 0;
 }
 

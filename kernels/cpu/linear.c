@@ -15,10 +15,15 @@
  *
  * Formats in the arena. BF16: (out, in), plain. INT4: row by row, in/8 words (low nibble first, value + 8), then in/group bf16 scales, so that a
  * row range of a map is a map and a row is one stream.
+ *
+ * Activations in 8 bits (td_linear.act8): a call's rows are rounded once, before the product, to whole numbers that stand as floats, and their scales.
+ * The product goes the same way, but of each group's columns the lanes start anew and are added times the scale. A lane's sum of (code - 8) * scale * q is
+ * exact there as long as the weights' scale stays the same: 16 products of 11 bits times a scale of 8 bits are less than 24.
  */
 #include "kernels/cpu/cpu.h"
 #include "kernels/pack.h"
 
+/* K_STEP is a multiple of TD_ACT8_GROUP. */
 enum { OUT_TILE = 4, ROW_TILE = 3, PANEL = 32, ROW_GROUP = 48, K_STEP = 512, LANES = 8 };
 
 struct scratch {
@@ -31,6 +36,14 @@ struct job {
 	struct td_tensor x, y;
 	const struct td_linear *w;
 	int accumulate, panels;
+	const float *x_scale; /* (rows, x_groups); NULL: x is multiplied as it is */
+	int x_groups;
+};
+
+struct rounding {
+	struct td_tensor x, q;
+	float *scale; /* (rows, groups) */
+	int groups;
 };
 
 typedef uint32_t u32x8 __attribute__((vector_size(32)));
@@ -141,16 +154,69 @@ TD__INLINE void expand_int4(float *dst, const uint8_t *row, int in, int group, i
 	}
 }
 
+/* ---- rounding ---------------------------------------------------------------------------------------------------------------------- */
+
+/* A group of a row, by the formulas of td_act8. Where 127 / a is more than a float holds, a is as good as 0. */
+TD__INLINE void round_group_body(const float *x, float *q, float *scale, int n)
+{
+	const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
+	float a = 0, r;
+
+	for (int i = 0; i < n; i++)
+		a = fabsf(x[i]) > a ? fabsf(x[i]) : a;
+	r = 127.0f * (1.0f / a);
+	*scale = a * (1.0f / 127.0f);
+	if (isinf(r))
+		r = *scale = 0;
+	for (int i = 0; i < n; i++)
+		q[i] = __builtin_fmaf(x[i], r, magic) - magic;
+}
+TD__DISPATCH(round_group, (const float *x, float *q, float *scale, int n), (x, q, scale, n))
+
+static void round_row(void *job, int r, int thread)
+{
+	const struct rounding *j = job;
+	const float *x = td__row(&j->x, r);
+	float *q = td__row(&j->q, r), *scale = j->scale + (size_t)r * (size_t)j->groups;
+
+	(void)thread;
+	for (int g = 0, k = 0; g < j->groups; g++, k += TD_ACT8_GROUP)
+		round_group(x + k, q + k, scale + g, j->x.cols - k < TD_ACT8_GROUP ? j->x.cols - k : TD_ACT8_GROUP);
+}
+
+/* x becomes its rounded self, in the device's room for it. */
+static int round_rows(struct td_dev *dev, struct job *j)
+{
+	struct td_tensor q = { NULL, TD_F32, j->x.rows, j->x.cols, j->x.cols };
+	int groups = (q.cols + TD_ACT8_GROUP - 1) / TD_ACT8_GROUP;
+	size_t values = (size_t)q.rows * (size_t)q.cols;
+	struct rounding rounding;
+
+	q.data = td__room(dev, &dev->rounded, (values + (size_t)q.rows * (size_t)groups) * sizeof(float));
+	if (!q.data)
+		return -1;
+	rounding = (struct rounding){ j->x, q, (float *)q.data + values, groups };
+	td__parallel(dev, q.rows, 1, round_row, &rounding);
+	j->x = q;
+	j->x_scale = rounding.scale;
+	j->x_groups = groups;
+	return 0;
+}
+
 /* ---- product ---------------------------------------------------------------------------------------------------------------------- */
 
-/* acc[r][o] += w[o] * x[r] over n8 vectors of columns, for `rows` rows of x and all OUT_TILE outputs. */
-TD__INLINE void tile(float *acc, const float *w, const float *x, size_t ldx, int n8, int rows)
+/* acc[r][o] += w[o] * x[r] over n8 vectors of columns, for `rows` rows of x and all OUT_TILE outputs; with a scale for each row, `step` of them apart, the sum
+ * is made first and multiplied by that. */
+TD__INLINE void tile(float *acc, const float *w, const float *x, size_t ldx, int n8, int rows, const float *scale, int step)
 {
 	td__v8 a[ROW_TILE][OUT_TILE];
 
 	for (int r = 0; r < rows; r++)
 		for (int o = 0; o < OUT_TILE; o++)
-			a[r][o] = *(const td__v8_any *)(acc + (r * PANEL + o) * LANES);
+			if (scale)
+				a[r][o] = (td__v8){ 0 };
+			else
+				a[r][o] = *(const td__v8_any *)(acc + (r * PANEL + o) * LANES);
 	for (int i = 0; i < n8; i++) {
 		td__v8 xv[ROW_TILE];
 
@@ -165,8 +231,14 @@ TD__INLINE void tile(float *acc, const float *w, const float *x, size_t ldx, int
 		}
 	}
 	for (int r = 0; r < rows; r++)
-		for (int o = 0; o < OUT_TILE; o++)
-			*(td__v8_any *)(acc + (r * PANEL + o) * LANES) = a[r][o];
+		for (int o = 0; o < OUT_TILE; o++) {
+			td__v8_any *to = (td__v8_any *)(acc + (r * PANEL + o) * LANES);
+
+			if (scale)
+				*to += a[r][o] * scale[r * step];
+			else
+				*to = a[r][o];
+		}
 }
 
 /* Columns past the last whole vector (BF16 maps only): lane l takes column l of the rest. */
@@ -196,6 +268,23 @@ TD__INLINE void expand_body(const struct td_linear *w, struct scratch *s, int o0
 }
 TD__DISPATCH(expand, (const struct td_linear *w, struct scratch *s, int o0, int outs, int k, int n), (w, s, o0, outs, k, n))
 
+/* One tile of one, two or three rows: numbers that the compiler knows keep the sums in registers. */
+TD__INLINE void tile_of(float *acc, const float *w, const float *x, size_t ldx, int n8, int rows, const float *scale, int step)
+{
+	if (rows == 3)
+		tile(acc, w, x, ldx, n8, 3, scale, step);
+	else if (rows == 2)
+		tile(acc, w, x, ldx, n8, 2, scale, step);
+	else
+		tile(acc, w, x, ldx, n8, 1, scale, step);
+}
+
+/* Four rows are two and two: a lone row leaves the multipliers waiting for its sums. */
+TD__INLINE int rows_of_tile(int left)
+{
+	return left == 4 ? 2 : left < ROW_TILE ? left : ROW_TILE;
+}
+
 /* s->acc of output tile o += s->w * x for all rows. Apart from expand, whose constants would push sums out of the registers. */
 TD__INLINE void multiply_body(struct scratch *s, int o, const float *x, size_t ldx, int n, int rows)
 {
@@ -204,21 +293,29 @@ TD__INLINE void multiply_body(struct scratch *s, int o, const float *x, size_t l
 	for (int r = 0, take; r < rows; r += take) {
 		float *acc = s->acc[r][o];
 		const float *xr = x + (size_t)r * ldx;
-		int left = rows - r;
 
-		/* Four rows are two and two: a lone row leaves the multipliers waiting for its sums. */
-		take = left == 4 ? 2 : left < ROW_TILE ? left : ROW_TILE;
-		if (take == 3)
-			tile(acc, s->w[0], xr, ldx, n8, 3);
-		else if (take == 2)
-			tile(acc, s->w[0], xr, ldx, n8, 2);
-		else
-			tile(acc, s->w[0], xr, ldx, n8, 1);
+		take = rows_of_tile(rows - r);
+		tile_of(acc, s->w[0], xr, ldx, n8, take, NULL, 0);
 		if (n % LANES)
 			tile_rest(acc, s->w[0] + n8 * LANES, xr + n8 * LANES, ldx, n % LANES, take);
 	}
 }
 TD__DISPATCH(multiply, (struct scratch *s, int o, const float *x, size_t ldx, int n, int rows), (s, o, x, ldx, n, rows))
+
+/* The same for rounded x, group by group; `scale` is that of the first row's first group here. A map of 4 bits has whole vectors of columns. */
+TD__INLINE void multiply_rounded_body(struct scratch *s, int o, const float *x, size_t ldx, int n, int rows, const float *scale, int step)
+{
+	for (int r = 0, take; r < rows; r += take) {
+		take = rows_of_tile(rows - r);
+		for (int k = 0, g = 0; k < n; k += TD_ACT8_GROUP, g++) {
+			int cols = n - k < TD_ACT8_GROUP ? n - k : TD_ACT8_GROUP;
+
+			tile_of(s->acc[r][o], s->w[0] + k, x + (size_t)r * ldx + k, ldx, cols / LANES, take, scale + r * step + g, step);
+		}
+	}
+}
+TD__DISPATCH(multiply_rounded, (struct scratch *s, int o, const float *x, size_t ldx, int n, int rows, const float *scale, int step),
+	     (s, o, x, ldx, n, rows, scale, step))
 
 TD__INLINE void store_body(const struct job *j, const struct scratch *s, int o0, int outs, int r0, int rows)
 {
@@ -244,7 +341,11 @@ static void panel(const struct job *j, struct scratch *s, int o0, int outs, int 
 
 		for (int o = 0; o < outs; o += OUT_TILE) {
 			expand(j->w, s, o0 + o, outs - o, k, n);
-			multiply(s, o, td__row(&j->x, r0) + k, (size_t)j->x.ld, n, rows);
+			if (j->x_scale)
+				multiply_rounded(s, o, td__row(&j->x, r0) + k, (size_t)j->x.ld, n, rows,
+						 j->x_scale + (size_t)r0 * (size_t)j->x_groups + k / TD_ACT8_GROUP, j->x_groups);
+			else
+				multiply(s, o, td__row(&j->x, r0) + k, (size_t)j->x.ld, n, rows);
 		}
 	}
 	store(j, s, o0, outs, r0, rows);
@@ -261,13 +362,13 @@ static void item(void *job, int i, int thread)
 
 void td__linear(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, int accumulate)
 {
-	struct job job = { dev, x, y, w, accumulate, (w->out + PANEL - 1) / PANEL };
+	struct job job = { .dev = dev, .x = x, .y = y, .w = w, .accumulate = accumulate, .panels = (w->out + PANEL - 1) / PANEL };
 
 	if (x.dtype != TD_F32 || y.dtype != TD_F32 || x.cols != w->in || y.cols != w->out || x.rows != y.rows) {
 		td__fail(dev, TD_E_INTERNAL, "linear: x (%d, %d), W (%d, %d), y (%d, %d) do not fit", x.rows, x.cols, w->out, w->in, y.rows, y.cols);
 		return;
 	}
-	if (x.rows <= 0 || td__scratch_need(dev, sizeof(struct scratch)))
+	if (x.rows <= 0 || td__scratch_need(dev, sizeof(struct scratch)) || (w->act8 && w->kind == TD_W_INT4 && round_rows(dev, &job)))
 		return;
 	td__parallel(dev, job.panels * ((x.rows + ROW_GROUP - 1) / ROW_GROUP), 1, item, &job);
 }

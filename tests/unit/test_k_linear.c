@@ -1,6 +1,6 @@
 /*
- * test_k_linear.c: y = W x against double precision for BF16 and INT4, and row invariance: a row's bits do not depend on the number of rows, its
- * place, the leading dimensions, the threads, or where in a fused map its outputs stand.
+ * test_k_linear.c: y = W x against double precision for BF16 and INT4, the latter also with activations in 8 bits, and row invariance: a row's bits do not
+ * depend on the number of rows, its place, the leading dimensions, the threads, or where in a fused map its outputs stand.
  */
 #include "k_common.h"
 
@@ -63,29 +63,68 @@ static void map_free(struct td_dev *dev, struct map *m)
 	free(m->bf16);
 }
 
+/* A row as td_act8 makes it: whole numbers times a scale. */
+static void rounded_row(const float *x, int n, double *to)
+{
+	for (int k = 0; k < n; k += TD_ACT8_GROUP) {
+		int end = k + TD_ACT8_GROUP < n ? k + TD_ACT8_GROUP : n;
+		float a = 0, r, scale;
+
+		for (int i = k; i < end; i++)
+			a = fmaxf(a, fabsf(x[i]));
+		r = 127.0f * (1.0f / a);
+		scale = a * (1.0f / 127.0f);
+		for (int i = k; i < end; i++) {
+			to[i] = a == 0 ? 0 : rint((double)x[i] * r); /* the product of two floats is exact in a double */
+			assert_true(fabs(to[i]) <= 127);
+			to[i] *= scale;
+		}
+	}
+}
+
+/* Rows that rounding could get wrong: ties, zeros, numbers that differ much, the largest alone in its group. */
+static void hard_rows(struct td_tensor x)
+{
+	for (int r = 1; r < x.rows && r < 5; r++)
+		for (int k = 0; k < x.cols; k++) {
+			float *v = k_row(x, r) + k;
+
+			*v = r == 1 ? (float)(k % 255 - 127) * 0.5f : r == 2 ? (k / TD_ACT8_GROUP % 2 ? 0 : *v) : r == 3 ? *v * (k % 97 ? 1e-3f : 1e3f) : -*v * 1e-20f;
+		}
+}
+
 static void against_double(struct td_dev *dev, const struct map *m, int rows)
 {
+	double *row = malloc((size_t)m->w.in * sizeof(*row));
 	struct td_tensor x = k_random_tensor(rows, m->w.in, 3), y = k_random_tensor(rows, m->w.out, 5), before = k_tensor(rows, m->w.out, 5);
 
+	if (m->w.act8)
+		hard_rows(x);
 	memcpy(before.data, y.data, (size_t)rows * (size_t)y.ld * sizeof(float));
 	for (int accumulate = 1; accumulate >= 0; accumulate--) {
 		ops->linear(dev, x, &m->w, y, accumulate);
-		for (int r = 0; r < rows; r++)
+		for (int r = 0; r < rows; r++) {
+			for (int k = 0; k < m->w.in; k++)
+				row[k] = k_row(x, r)[k];
+			if (m->w.act8)
+				rounded_row(k_row(x, r), m->w.in, row);
 			for (int o = 0; o < m->w.out; o++) {
 				double sum = accumulate ? k_row(before, r)[o] : 0, size = 0;
 
 				for (int k = 0; k < m->w.in; k++) {
-					double p = m->dense[(size_t)o * (size_t)m->w.in + (size_t)k] * k_row(x, r)[k];
+					double p = m->dense[(size_t)o * (size_t)m->w.in + (size_t)k] * row[k];
 
 					sum += p;
 					size += fabs(p);
 				}
 				k_near("linear", (long)r * m->w.out + o, k_row(y, r)[o], sum, 1e-6 + 3e-7 * size);
 			}
+		}
 		/* What lies between the rows is not ours. */
 		for (int r = 0; r < rows; r++)
 			k_same_bits("between rows", k_row(y, r) + m->w.out, k_row(before, r) + m->w.out, 5);
 	}
+	free(row);
 	free(x.data);
 	free(y.data);
 	free(before.data);
@@ -106,16 +145,18 @@ static void values(void **state)
 		struct map m;
 
 		map_make(dev, shape[i].kind, shape[i].out, shape[i].in, shape[i].group, &m);
-		against_double(dev, &m, 1);
-		against_double(dev, &m, 5);
-		against_double(dev, &m, 50);
+		for (m.w.act8 = 0; m.w.act8 <= (m.w.kind == TD_W_INT4); m.w.act8++) {
+			against_double(dev, &m, 1);
+			against_double(dev, &m, 5);
+			against_double(dev, &m, 50);
+		}
 		map_free(dev, &m);
 	}
 	k_close(dev);
 }
 
 /* Every row alone on one thread is the reference; then 1..40 rows on two threads, each row at a place that moves. */
-static void one_shape(enum td_weight_kind kind, int out, int in, int group)
+static void one_shape(enum td_weight_kind kind, int out, int in, int group, int act8)
 {
 	enum { MAX = 40 };
 	struct td_dev *one = k_open(1), *two = k_open(2);
@@ -124,6 +165,7 @@ static void one_shape(enum td_weight_kind kind, int out, int in, int group)
 	char what[96];
 
 	map_make(one, kind, out, in, group, &m);
+	m.w.act8 = act8;
 	for (int r = 0; r < MAX; r++)
 		ops->linear(one, td_rows(x, r, 1), &m.w, td_rows(want, r, 1), 0);
 	for (int rows = 1; rows <= MAX; rows += in > 2000 ? 3 : 1) {
@@ -132,7 +174,7 @@ static void one_shape(enum td_weight_kind kind, int out, int in, int group)
 		for (int r = 0; r < rows; r++)
 			memcpy(k_row(mixed, r), k_row(x, (r * 7 + rows) % MAX), (size_t)in * sizeof(float));
 		ops->linear(two, mixed, &m.w, y, 0);
-		snprintf(what, sizeof(what), "%d x %d, group %d, in a batch of %d", out, in, group, rows);
+		snprintf(what, sizeof(what), "%d x %d, group %d%s, in a batch of %d", out, in, group, act8 ? ", x in 8 bits" : "", rows);
 		for (int r = 0; r < rows; r++)
 			k_same_bits(what, k_row(y, r), k_row(want, (r * 7 + rows) % MAX), out);
 		free(mixed.data);
@@ -163,11 +205,14 @@ static void row_invariance(void **state)
 
 	(void)state;
 	for (int i = 0; i < 5; i++) {
-		one_shape(TD_W_INT4, 37, in[i], 32);
-		one_shape(TD_W_INT4, 67, in[i], 128);
-		one_shape(TD_W_BF16, 35, in[i], 0);
+		one_shape(TD_W_INT4, 37, in[i], 32, 0);
+		one_shape(TD_W_INT4, 67, in[i], 128, 0);
+		one_shape(TD_W_INT4, 37, in[i], 32, 1);
+		one_shape(TD_W_BF16, 35, in[i], 0, 0);
 	}
-	one_shape(TD_W_BF16, 13, 517, 0);
+	one_shape(TD_W_INT4, 67, 1536, 128, 1);
+	one_shape(TD_W_INT4, 7, 584, 584, 1);
+	one_shape(TD_W_BF16, 13, 517, 0, 0);
 }
 
 /* The calls that do several operations: the bits of the operations one by one. */
@@ -181,6 +226,7 @@ static void together(void **state)
 	(void)state;
 	map_make(dev, TD_W_INT4, 2 * INNER, HIDDEN, 32, &gate_up);
 	map_make(dev, TD_W_BF16, 7, HIDDEN, 0, &few);
+	gate_up.w.act8 = 1;
 	for (int i = 0; i < 2; i++) {
 		both[i] = k_tensor(ROWS, 2 * INNER, 0);
 		inner[i] = k_tensor(ROWS, INNER, 0);
