@@ -10,10 +10,11 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { TILES = 1, STARTS = 0 };
+	enum { TILES = 1, STARTS = 0, ROW = CHUNK * 2, RANKS_APART = 0 };
 
-	static __device__ __forceinline__ void begin(const uint4 *, uint32_t, int)
+	static __device__ __forceinline__ void keep(const uint4 x[UNITS], uint32_t to, uint32_t, int)
 	{
+		keep_bf16(x, to);
 	}
 	template <int NT> static __device__ __forceinline__ uint32_t start(uint32_t, int)
 	{

@@ -6,23 +6,14 @@
  * is exactly (code - 8) * scale; all error is that of float32 sums (about 1e-6 relative) and of the last rounding to bf16. To take 24 from each weight
  * instead is a quarter of the loop's instructions, and it is these that take the time.
  *
- * Order in memory (made once by repack): tiles of 16 outputs; in a tile chunks of 128 columns, each 1,024 bytes of weights and then its scales:
- *	chunk = [half: 2][lane: 32] x 16 bytes; word 4 half + 2u' + i of lane (g, t): unit u = 2 half + u' (32 columns), product i (16 columns)
- *	nibble r (r + 4): first (second) element of fragment register a_r: output g + 8(r & 1), columns 32u + 8t + 4i + 2(r >> 1) (+ 1)
- *	the whole word is turned left by 3 bits, so that turning it right by 4r puts nibble r at bits 3 to 6 of both halves: the place of 1/16 .. 1/2
- *	in a bf16 of 16 to 32
- *	scales = [part][g: 8][row g or g + 8: 2] bf16, 4 bytes for a lane; one part where a group is a multiple of a chunk, else one for each unit
- * so a lane loads its own fragments as they are, 16 bytes at a time, and a lane's 8 activations of a unit are neighbours too: x[g][8t .. 8t+7].
+ * A word (int4_order.cuh): nibble r (r + 4) is the first (second) element of fragment register a_r: output g + 8(r & 1), columns 32u + 8t + 4i + 2(r >> 1) (+ 1);
+ * the whole word is turned left by 3 bits, so that turning it right by 4r puts nibble r at bits 3 to 6 of both halves: the place of 1/16 .. 1/2 in a bf16
+ * of 16 to 32.
  */
 #ifndef TD_CUDA_INT4_FORMAT_CUH
 #define TD_CUDA_INT4_FORMAT_CUH
 
-#include "kernels/cuda/linear_tile.cuh"
-
-static inline int parts_of(const struct td_linear *w)
-{
-	return td_pack_parts(w->group);
-}
+#include "kernels/cuda/int4_order.cuh"
 
 /* Eight codes -> four registers of two bf16(16 + code). */
 static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
@@ -32,8 +23,8 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 		a[r] = and_or(r ? __funnelshift_r(w, w, 4 * r) : w, 0x00780078u, 0x41804180u);
 }
 
-template <int P> struct int4_format {
-	enum { PARTS = P, BYTES = 1024 + 32 * P, TILES = P == 1 ? 3 : 2, STARTS = P, UNITS_OF = UNITS / P };
+template <int P> struct int4_format : int4_order<P> {
+	enum { STARTS = P, ROW = CHUNK * 2, RANKS_APART = 0, UNITS_OF = UNITS / P };
 
 	/* Of eight rows of a chunk -24 times the sums of their activations, each group's part q by itself, by products with ones: put(q, row 2t's, row 2t + 1's),
 	 * in lane 4g + t. */
@@ -54,9 +45,10 @@ template <int P> struct int4_format {
 		}
 	}
 
-	/* The same to shared memory, parts `step` bytes apart. */
-	static __device__ __forceinline__ void begin(const uint4 x[UNITS], uint32_t starts, int step)
+	/* The activations and these to shared memory, parts `step` bytes apart. */
+	static __device__ __forceinline__ void keep(const uint4 x[UNITS], uint32_t to, uint32_t starts, int step)
 	{
+		keep_bf16(x, to);
 		starts_of(x, [&](int q, float a, float b) {
 			if ((threadIdx.x & 31) < 4)
 				store8(starts + q * step + (threadIdx.x & 3) * 8, a, b);
@@ -69,43 +61,8 @@ template <int P> struct int4_format {
 		return starts + c * (P * NT * 32) + (threadIdx.x & 3) * 8;
 	}
 
-	/* Where a lane reads next, in T tiles. Tiles beyond the last are read as the last, and their sums not used. */
-	template <int T> struct line {
-		const char *at[T];
-
-		__device__ __forceinline__ void start(const struct linear_args &p, int tile, int c)
-		{
-#pragma unroll
-			for (int m = 0; m < T; m++)
-				at[m] = (const char *)p.w + ((size_t)min(tile + m, p.tiles - 1) * p.chunks + c) * BYTES + (threadIdx.x & 31) * 16;
-		}
-		__device__ __forceinline__ void step(int chunks)
-		{
-#pragma unroll
-			for (int m = 0; m < T; m++)
-				at[m] += chunks * BYTES;
-		}
-	};
-
 	/* A lane's weights of one chunk of T tiles. */
-	template <int T> struct lane {
-		uint4 w[T][2];
-		uint32_t scale[T][P];
-
-		__device__ __forceinline__ void load(const struct linear_args &, const struct line<T> &from)
-		{
-			int l = threadIdx.x & 31, back = (l >> 2) * 4 - l * 16;
-
-#pragma unroll
-			for (int m = 0; m < T; m++) {
-				w[m][0] = load_once(from.at[m]);
-				w[m][1] = load_once(from.at[m] + 512);
-#pragma unroll
-				for (int q = 0; q < P; q++)
-					scale[m][q] = __ldg((const uint32_t *)(from.at[m] + back + 1024 + q * 32));
-			}
-		}
-
+	template <int T> struct lane : int4_order<P>::template words<T> {
 		template <int NT> __device__ __forceinline__ void multiply(uint32_t x_sh, uint32_t pitch, uint32_t starts, float acc[T][NT][4]) const
 		{
 			enum { SOME = NT < 4 ? NT : 4 }; /* eights of rows whose activations are in registers at once */
@@ -126,7 +83,7 @@ template <int P> struct int4_format {
 					x[n] = load16(x_sh + (n0 + n) * 8 * pitch + u * (UNIT * 2));
 #pragma unroll
 				for (int m = 0; m < T; m++) {
-					uint4 v = w[m][u / 2];
+					uint4 v = this->w[m][u / 2];
 					uint32_t a[4], b[4];
 
 					expand(u & 1 ? v.z : v.x, a);
@@ -143,7 +100,7 @@ template <int P> struct int4_format {
 				if ((u + 1) % UNITS_OF == 0 && n0 + SOME == NT)
 #pragma unroll
 					for (int m = 0; m < T; m++) {
-						uint32_t s = scale[m][u / UNITS_OF];
+						uint32_t s = this->scale[m][u / UNITS_OF];
 
 #pragma unroll
 						for (int n = 0; n < NT; n++) {

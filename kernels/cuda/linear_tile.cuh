@@ -1,5 +1,5 @@
 /*
- * linear_tile.cuh: the frame of both small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company. How it cuts
+ * linear_tile.cuh: the frame of the small linear kernels (linear_int4.cu, linear_bf16.cu): 1 to 64 rows, the same bits for a row in any company. How it cuts
  * a map is how linear_wide.cu sums, too.
  *
  * A map is cut into tiles of 16 outputs and chunks of 128 columns; a weight format F says how a lane loads its share of a tile's chunk and how it
@@ -14,11 +14,11 @@
  * In a block warp (n, k) takes the k-th part of the chunks of T tiles, the n-th such group of them: one pass of the block is WARPS / parts * T tiles. Weights go
  * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
  * on nothing that is computed. (To ask the block's weights into the L2 cache ahead of that costs a tenth: the loads queue behind the asking.) The
- * activations of the block's chunks lie in shared memory as they are.
+ * activations of the block's chunks lie in shared memory as the format wants them: as they are, or in 8 bits.
  * At the end of a pass every warp sends its sums, as the products left them, to the block of the cluster that owns the unit (8 rows of a tile).
  *
  * Row invariance: an output is the sum over slices of the sum over ranks and parts of the sum over chunks, each in one order that hangs on the weight's
- * shape and the GPU alone: the cut never looks at the number of rows.
+ * format and shape and the GPU alone: the cut never looks at the number of rows.
  */
 #ifndef TD_CUDA_LINEAR_TILE_CUH
 #define TD_CUDA_LINEAR_TILE_CUH
@@ -108,9 +108,9 @@ static inline __host__ __device__ int sum_bytes(const struct linear_args &p, int
 	return ((((WARPS >> p.part_bits) * t * nt + (1 << p.rank_bits) - 1) >> p.rank_bits) << (p.part_bits + p.rank_bits)) * SUM_BYTES;
 }
 /* Bytes from one row of activations to the next; the 64 beyond its chunks make the reads of a product fall on all banks. */
-static inline __host__ __device__ int row_pitch(const struct linear_args &p)
+static inline __host__ __device__ int row_pitch(const struct linear_args &p, int row_bytes)
 {
-	return p.block_chunks * (CHUNK * 2) + 64;
+	return p.block_chunks * row_bytes + 64;
 }
 /* Chunks of a part. Nothing is divided here: a division by what only the host knows is thirty instructions, which all warps wait for. */
 static inline __host__ __device__ int part_chunks(const struct linear_args &p, int chunks)
@@ -127,15 +127,15 @@ static inline __host__ __device__ int segment_end(const struct linear_args &p, i
 	k = ((k & ((1 << p.part_bits) - 1)) + 1) * part_chunks(p, chunks);
 	return first + (k < chunks ? k : chunks);
 }
-/* For what a weight format makes of the activations: `starts` floats of each chunk and row. */
+/* For what a weight format makes of the activations: `starts` floats of each chunk and row. ROW: bytes of a row's chunk. */
 static inline __host__ __device__ int start_bytes(const struct linear_args &p, int nt, int starts)
 {
 	return p.block_chunks * starts * nt * 8 * 4;
 }
 /* Dynamic shared memory: sums, activations, starts. */
-static inline __host__ __device__ size_t linear_shared(const struct linear_args &p, int nt, int t, int starts)
+template <class F> static inline __host__ __device__ size_t linear_shared(const struct linear_args &p, int nt, int t)
 {
-	return sum_bytes(p, nt, t) + (size_t)nt * 8 * row_pitch(p) + start_bytes(p, nt, starts);
+	return sum_bytes(p, nt, t) + (size_t)nt * 8 * row_pitch(p, F::ROW) + start_bytes(p, nt, F::STARTS);
 }
 
 /* Where a block and a warp are. */
@@ -144,9 +144,17 @@ struct linear_place {
 	int n, k, begin, end; /* of the warp: its chunks of the block's */
 };
 
+/* A lane's activations of a chunk as they are. */
+static __device__ __forceinline__ void keep_bf16(const uint4 x[UNITS], uint32_t to)
+{
+#pragma unroll
+	for (int u = 0; u < UNITS; u++)
+		store16(to + u * (UNIT * 2), x[u]);
+}
+
 /*
  * The activations of the part's chunks, by way of registers: the part's warps take eight rows of a chunk each, all of whose loads are under way at once
- * (the bulk copy engine takes a microsecond longer), and make what the weights' format needs of them. What lies beyond rows and columns is zero.
+ * (the bulk copy engine takes a microsecond longer), and keep them as the weights' format wants them. What lies beyond rows and columns is zero.
  */
 template <class F, int NT>
 static __device__ __forceinline__ void take_rows(const struct linear_args &p, const struct linear_place &b, uint32_t at, uint32_t pitch, uint32_t starts)
@@ -169,14 +177,10 @@ static __device__ __forceinline__ void take_rows(const struct linear_args &p, co
 #pragma unroll
 		for (int k = 0; k < BATCH; k++) {
 			int i = first + k * columns;
-			uint32_t to = at + i % NT * 8 * pitch + i / NT * (CHUNK * 2);
 
 			if (i >= last)
 				break;
-#pragma unroll
-			for (int u = 0; u < UNITS; u++)
-				store16(to + u * (UNIT * 2), v[k][u]);
-			F::begin(v[k], starts + i / NT * (F::STARTS * NT * 32) + i % NT * 32, NT * 32);
+			F::keep(v[k], at + i % NT * 8 * pitch + i / NT * F::ROW, starts + i / NT * (F::STARTS * NT * 32) + i % NT * 32, NT * 32);
 		}
 	}
 	part_meets(b.k, columns * 32);
@@ -243,8 +247,27 @@ static __device__ __forceinline__ void put_unit(const struct linear_args &p, int
 	}
 }
 
-/* The sums of a pass that this block owns, sources in order: to y, or to the slice's partial sums. */
-template <int NT> static __device__ __forceinline__ void finish(const struct linear_args &p, const struct linear_place &b, const char *sums, int tile0, int tiles)
+/* Sources in order; or each rank's parts by themselves, and then the ranks. */
+static __device__ __forceinline__ float4 add_sources(const float4 *from, int n)
+{
+	float4 v = from[0];
+
+#pragma unroll 4
+	for (int s = 1; s < n; s++)
+		v = add4(v, from[s * 32]);
+	return v;
+}
+static __device__ __forceinline__ float4 add_ranks(const float4 *from, int part_bits, int n)
+{
+	float4 v = add_sources(from, 1 << part_bits);
+
+	for (int s = 1 << part_bits; s < n; s += 1 << part_bits)
+		v = add4(v, add_sources(from + s * 32, 1 << part_bits));
+	return v;
+}
+
+/* The sums of a pass that this block owns, in the format's order: to y, or to the slice's partial sums. */
+template <class F, int NT> static __device__ __forceinline__ void finish(const struct linear_args &p, const struct linear_place &b, const char *sums, int tile0, int tiles)
 {
 	int sources = 1 << (p.part_bits + p.rank_bits), i = threadIdx.x / 32, u = (i << p.rank_bits) + b.rank, units = tiles * NT;
 	int row = unit_row(b.row0 + u % NT * 8), o = unit_output(tile0 + u / NT);
@@ -253,7 +276,7 @@ template <int NT> static __device__ __forceinline__ void finish(const struct lin
 	ranks_meet(p.rank_bits);
 	for (; (u = (i << p.rank_bits) + b.rank) < units; i += WARPS) {
 		const float4 *from = (const float4 *)(sums + i * sources * SUM_BYTES) + (threadIdx.x & 31);
-		float4 v = from[0];
+		float4 v;
 
 		row = unit_row(b.row0 + u % NT * 8);
 		o = unit_output(tile0 + u / NT);
@@ -261,9 +284,7 @@ template <int NT> static __device__ __forceinline__ void finish(const struct lin
 			before_lo = before2(p, row, o);
 			before_hi = before2(p, row, o + 8);
 		}
-#pragma unroll 4
-		for (int s = 1; s < sources; s++)
-			v = add4(v, from[s * 32]);
+		v = F::RANKS_APART ? add_ranks(from, p.part_bits, sources) : add_sources(from, sources);
 		put_unit(p, tile0 + u / NT, b.row0 + u % NT * 8, v, before_lo, before_hi);
 	}
 }
@@ -320,7 +341,7 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 	extern __shared__ __align__(16) char linear_sh[]; /* linear_shared */
 	struct linear_place b = place_of<NT>(p, block, group);
 	int first = b.tile0 + b.n * T, columns = WARPS >> p.part_bits, pass_tiles = columns * T;
-	uint32_t pitch = row_pitch(p), x_sh = shared_address(linear_sh) + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
+	uint32_t pitch = row_pitch(p, F::ROW), x_sh = shared_address(linear_sh) + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
 	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
 	typename F::template lane<T> even, odd;
 	typename F::template line<T> line;
@@ -341,14 +362,14 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 				line.step(1);
 				odd.load(p, line);
 			}
-			even.template multiply<NT>(at + c * (CHUNK * 2), pitch, F::template start<NT>(starts, c), acc);
+			even.template multiply<NT>(at + c * F::ROW, pitch, F::template start<NT>(starts, c), acc);
 			if (++c >= b.end)
 				break;
 			if (c + 1 < b.end) {
 				line.step(1);
 				even.load(p, line);
 			}
-			odd.template multiply<NT>(at + c * (CHUNK * 2), pitch, F::template start<NT>(starts, c), acc);
+			odd.template multiply<NT>(at + c * F::ROW, pitch, F::template start<NT>(starts, c), acc);
 		}
 		if (pass + pass_tiles < b.tiles) {
 			line.start(p, first + pass + pass_tiles, min(b.c0 + b.begin, p.chunks - 1));
@@ -357,7 +378,7 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 		if (pass) /* the sums before were read */
 			ranks_wait(p.rank_bits);
 		send_sums<NT, T>(p, b, linear_sh, b.tiles - pass, acc);
-		finish<NT>(p, b, linear_sh, b.tile0 + pass, min(pass_tiles, b.tiles - pass));
+		finish<F, NT>(p, b, linear_sh, b.tile0 + pass, min(pass_tiles, b.tiles - pass));
 		if (pass + pass_tiles < b.tiles)
 			ranks_arrive(p.rank_bits);
 	}
@@ -373,7 +394,7 @@ template <class F, int NT, int T> static __global__ void __launch_bounds__(THREA
 
 template <class F, int NT, int T> static void launch(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
-	size_t shared = linear_shared(p, NT, T, F::STARTS);
+	size_t shared = linear_shared<F>(p, NT, T);
 	static size_t allowed; /* the most that this kernel was given so far */
 
 	if (shared > allowed)
@@ -434,7 +455,7 @@ static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices
  */
 template <class F> static void cut(struct td_dev *dev, struct linear_args *p, int *groups, int *slices)
 {
-	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - sums - 32 * 64) / (32 * (CHUNK * 2 + 4 * F::STARTS))), least = INT32_MAX;
+	int sums = WARPS * 2 * 4 * SUM_BYTES, most = (int)((dev->shared_max - sums - 32 * 64) / (32 * (F::ROW + 4 * F::STARTS))), least = INT32_MAX;
 	int slices_most = dev->sms < p->chunks ? dev->sms : p->chunks; /* no slice without a chunk */
 	int few = p->tiles < WARPS, few_bits = clusters_of<F>(dev, 1) && div_up(p->chunks, 2) <= most;
 
@@ -512,7 +533,7 @@ static void run(struct td_dev *dev, struct td_tensor x, const struct td_linear *
 		launch_wide<F, 1>(dev, p, groups, slices);
 	else if (x.rows <= 16)
 		launch_wide<F, 2>(dev, p, groups, slices);
-	else if (x.rows <= 32 || linear_shared(p, 8, 1, F::STARTS) > dev->shared_max)
+	else if (x.rows <= 32 || linear_shared<F>(p, 8, 1) > dev->shared_max)
 		launch_wide<F, 4>(dev, p, groups, slices);
 	else
 		launch_wide<F, 8>(dev, p, groups, slices); /* one pass over the weights */

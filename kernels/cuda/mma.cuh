@@ -26,6 +26,20 @@ static __device__ __forceinline__ void mma_bf16_on(float c[4], float from0, floa
 	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(from0), "f"(from1));
 }
 
+/* c = A (16 x 32, signed bytes) * B (32 x 8, signed bytes) + c, or what is in from */
+static __device__ __forceinline__ void mma_bytes(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+	    : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+static __device__ __forceinline__ void mma_bytes_on(int32_t c[4], uint32_t from, const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+	    : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+	    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(from));
+}
+
 /* c += A (16 x 16, half) * B (16 x 8, half), float32 sums */
 static __device__ __forceinline__ void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
@@ -64,6 +78,12 @@ static __device__ __forceinline__ float fast_inverse(float x)
 
 	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(v) : "f"(x));
 	return v;
+}
+
+/* The larger of each half, unsigned. */
+static __device__ __forceinline__ uint32_t most_of_halves(uint32_t a, uint32_t b)
+{
+	return __vmaxu2(a, b);
 }
 
 /* Four bytes of two words: a digit of `which`, lowest first, is 0 to 3 for a byte of a, 4 to 7 for one of b. */

@@ -251,6 +251,10 @@ static inline unsigned __funnelshift_r(unsigned lo, unsigned hi, int by)
 {
 	return by & 31 ? lo >> (by & 31) | hi << (32 - (by & 31)) : lo;
 }
+static inline float __frcp_rn(float a)
+{
+	return 1 / a;
+}
 static inline float __fdividef(float a, float b)
 {
 	return a / b;

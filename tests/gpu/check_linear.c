@@ -3,7 +3,7 @@
  */
 #include "tests/gpu/check.h"
 
-static int making_paired; /* what make_linear makes is gate|up */
+static int making_paired, making_act8; /* what make_linear makes is gate|up; takes activations in 8 bits */
 
 void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_part, struct td_linear *r, struct td_linear *d)
 {
@@ -33,7 +33,7 @@ void make_linear(enum td_weight_kind kind, int out, int in, int group, int n_par
 	for (int i = 0; i < 2; i++) {
 		struct td_error err = {0};
 
-		*w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .paired = making_paired};
+		*w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .paired = making_paired, .act8 = making_act8 && kind == TD_W_INT4};
 		w[i]->data = poisoned(side[i], side[i]->ops->pack_bytes(kind, out, in, group));
 		if (side[i]->ops->pack(side[i]->dev, w[i], part, n_part, &err))
 			die("pack", &err);
@@ -306,7 +306,7 @@ static void some_rows(const char *name, enum td_weight_kind kind, int out, int i
 		memcpy(s1 + (size_t)i * scales, s + (size_t)id[i] * scales, scales);
 	}
 	for (int i = 0; i < 2; i++) {
-		struct td_linear whole = {.kind = kind, .in = in, .out = out, .group = group}, want = whole, got;
+		struct td_linear whole = {.kind = kind, .in = in, .out = out, .group = group, .act8 = making_act8}, want = whole, got;
 		size_t bytes = side[i]->ops->pack_bytes(kind, n, in, group);
 		uint8_t *a = host(bytes), *b = host(bytes);
 		struct td_error err = {0};
@@ -328,6 +328,38 @@ static void some_rows(const char *name, enum td_weight_kind kind, int out, int i
 	drop_all();
 }
 
+/* Maps that take activations in 8 bits: as above, and sums of values that are far from each other, or all nothing. */
+static void act8(int big)
+{
+	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 333, 0}, some[] = {1, 5, 16, 40, 300, 0};
+
+	making_act8 = 1;
+	some_rows("INT4 g32 act8", TD_W_INT4, 100, 160, 32, 37);
+	some_rows("INT4 g128 act8", TD_W_INT4, 72, 256, 128, 20);
+	if (brief) {
+		map("INT4 g32 act8", TD_W_INT4, 72, 96, 32, 1, 0, few);
+		map("INT4 g128 act8", TD_W_INT4, 100, 1152, 128, 1, 1, few);
+	} else {
+		map("INT4 g32 act8", TD_W_INT4, 72, 96, 32, 1, 0, many);
+		map("INT4 g96 act8", TD_W_INT4, 1, 96, 96, 1, 1, some);
+		map("INT4 g160 act8", TD_W_INT4, 100, 160, 160, 3, 1, some);
+		map("INT4 g64 act8", TD_W_INT4, 200, 1088, 64, 2, 0, some);
+		map("INT4 g128 act8 o", TD_W_INT4, small ? 320 : 2560, 4096, 128, 1, 0, big ? many : few);
+		hundreds(72, 640, 128);
+		hundreds(200, 192, 64);
+		together(256, 1152, 400, 24, 128);
+		together(192, 320, 96, 16, 32);
+	}
+	if (big) {
+		together(2560, 9216, 12288, 64, 128);
+		map("INT4 g32 act8 qkvz", TD_W_INT4, 12288, 2560, 32, 4, 0, some);
+		map("INT4 g128 act8 gate|up", TD_W_INT4, 18432, 2560, 128, 2, 1, few);
+		map("INT4 g128 act8 down", TD_W_INT4, 2560, 9216, 128, 1, 0, some);
+		map("INT4 g32 act8 head part", TD_W_INT4, 40000, 2560, 32, 1, 1, few);
+	}
+	making_act8 = 0;
+}
+
 void check_linear(void)
 {
 	static const int few[] = {1, 16, 0}, many[] = {1, 2, 7, 8, 9, 16, 17, 33, 64, 65, 130, 256, 300, 333, 0}, some[] = {1, 5, 16, 40, 300, 0};
@@ -343,6 +375,7 @@ void check_linear(void)
 		map("INT4 g128", TD_W_INT4, 100, 1152, 128, 1, 1, few);
 		map("BF16", TD_W_BF16, 37, 77, 0, 1, 0, tiles);
 		map("BF16", TD_W_BF16, 64, 1000, 0, 1, 1, few);
+		act8(0);
 		return;
 	}
 	map("INT4 g32", TD_W_INT4, 72, 96, 32, 1, 0, many);
@@ -358,6 +391,7 @@ void check_linear(void)
 	hundreds(200, 192, 64);
 	together(256, 1152, 400, 24, 128);
 	together(192, 320, 96, 16, 32);
+	act8(big);
 	if (!big)
 		return;
 	together(2560, 9216, 12288, 64, 128);

@@ -101,7 +101,7 @@ static void call_linear(struct bench *b, int i)
 }
 
 /* One map packed from random data, and copies of it made on the device. */
-static void linear(const char *name, enum td_weight_kind kind, int out, int in, int group, const int *rows)
+static void linear(const char *name, enum td_weight_kind kind, int act8, int out, int in, int group, const int *rows)
 {
 	size_t bytes = dut.ops->pack_bytes(kind, out, in, group), words = (size_t)out * in / (kind == TD_W_INT4 ? 8 : 2),
 	       groups = group ? (size_t)in / group : 1;
@@ -119,7 +119,7 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 	b->copies = (int)(cache_beats / bytes) + 1;
 	b->copies = b->copies > 64 ? 64 : b->copies;
 	for (int i = 0; i < b->copies; i++) {
-		b->w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .data = put(&dut, NULL, bytes)};
+		b->w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .act8 = act8, .data = put(&dut, NULL, bytes)};
 		if (i == 0 && dut.ops->pack(dut.dev, &b->w[0], &part, 1, &err))
 			die("pack", &err);
 		dut.ops->copy(dut.dev, (struct td_tensor){b->w[0].data, TD_F32, 1, (int)(bytes / 4), (int)(bytes / 4)},
@@ -134,7 +134,7 @@ static void linear(const char *name, enum td_weight_kind kind, int out, int in, 
 
 		b->x = put_act(&dut, x, *rows, in, in);
 		b->y = out > 100000 ? new_f32(&dut, *rows, out, out) : new_act(&dut, *rows, out, out);
-		snprintf(text, sizeof(text), "linear %s %d x %d, %d rows", name, out, in, *rows);
+		snprintf(text, sizeof(text), "linear %s%s %d x %d, %d rows", name, act8 ? " act8" : "", out, in, *rows);
 		show(text,
 		     time_calls(call_linear, b,
 				bytes > cache_beats ? 20
@@ -328,14 +328,20 @@ static void linears(void)
 {
 	static const int few[] = {1, 16, 32, 64, 256, 512, 2048, 0}, head[] = {1, 16, 0}, out[] = {1, 16, 512, 2048, 0};
 
-	linear("INT4 g128", TD_W_INT4, 12288, 2560, 128, few);
-	linear("INT4 g32", TD_W_INT4, 12288, 2560, 32, head);
-	linear("INT4 g128", TD_W_INT4, 18432, 2560, 128, few);
-	linear("INT4 g128", TD_W_INT4, 2560, 4096, 128, out);
-	linear("INT4 g128", TD_W_INT4, 2560, 9216, 128, few);
-	linear("BF16", TD_W_BF16, 64, 2560, 0, head);
-	linear("INT4 g128 head", TD_W_INT4, 248320, 2560, 128, head);
-	linear("BF16 head", TD_W_BF16, 248320, 2560, 0, head);
+	linear("INT4 g128", TD_W_INT4, 0, 12288, 2560, 128, few);
+	linear("INT4 g32", TD_W_INT4, 0, 12288, 2560, 32, head);
+	linear("INT4 g128", TD_W_INT4, 0, 18432, 2560, 128, few);
+	linear("INT4 g128", TD_W_INT4, 0, 2560, 4096, 128, out);
+	linear("INT4 g128", TD_W_INT4, 0, 2560, 9216, 128, few);
+	linear("BF16", TD_W_BF16, 0, 64, 2560, 0, head);
+	linear("INT4 g128 head", TD_W_INT4, 0, 248320, 2560, 128, head);
+	linear("INT4 g128", TD_W_INT4, 1, 12288, 2560, 128, few);
+	linear("INT4 g32", TD_W_INT4, 1, 12288, 2560, 32, head);
+	linear("INT4 g128", TD_W_INT4, 1, 18432, 2560, 128, few);
+	linear("INT4 g128", TD_W_INT4, 1, 2560, 4096, 128, out);
+	linear("INT4 g128", TD_W_INT4, 1, 2560, 9216, 128, few);
+	linear("INT4 g128 head", TD_W_INT4, 1, 248320, 2560, 128, head);
+	linear("BF16 head", TD_W_BF16, 0, 248320, 2560, 0, head);
 }
 
 static void gdns(void)

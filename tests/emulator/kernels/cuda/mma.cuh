@@ -69,6 +69,49 @@ static inline void mma_bf16_on(float c[4], float from0, float from1, const uint3
 	mma_bf16(c, a[0], a[1], a[2], a[3], b0, b1);
 }
 
+struct emu_mma_bytes {
+	uint32_t a[4], b[2];
+	int32_t c[4];
+};
+
+__attribute__((target_clones("avx2", "default"), optimize("O3"))) static void emu_mma_bytes_all(emu::payload *p)
+{
+	static int32_t a[16][32], b[32][8], c[16][8];
+
+	for (int l = 0; l < 32; l++) {
+		const emu_mma_bytes *m = (const emu_mma_bytes *)p[l];
+		int g = l / 4, t = l % 4;
+
+		for (int r = 0; r < 4; r++)
+			for (int j = 0; j < 4; j++)
+				a[g + 8 * (r & 1)][4 * t + 16 * (r >> 1) + j] = (int8_t)(m->a[r] >> 8 * j);
+		for (int r = 0; r < 2; r++)
+			for (int j = 0; j < 4; j++)
+				b[4 * t + 16 * r + j][g] = (int8_t)(m->b[r] >> 8 * j);
+		for (int r = 0; r < 4; r++)
+			c[g + 8 * (r >> 1)][2 * t + (r & 1)] = m->c[r];
+	}
+	for (int i = 0; i < 16; i++)
+		for (int k = 0; k < 32; k++)
+			for (int j = 0; j < 8; j++)
+				c[i][j] += a[i][k] * b[k][j];
+	for (int l = 0; l < 32; l++)
+		for (int r = 0; r < 4; r++)
+			((emu_mma_bytes *)p[l])->c[r] = c[l / 4 + 8 * (r >> 1)][2 * (l % 4) + (r & 1)];
+}
+
+static inline void mma_bytes(int32_t c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	emu_mma_bytes m = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
+
+	memcpy(c, ((emu_mma_bytes *)emu::meet(&m, sizeof(m), emu_mma_bytes_all)[emu::lane()])->c, sizeof(m.c));
+}
+static inline void mma_bytes_on(int32_t c[4], uint32_t from, const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+	c[0] = c[1] = c[2] = c[3] = (int32_t)from;
+	mma_bytes(c, a, b0, b1);
+}
+
 static inline void mma_half(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
 	emu_mma m = {{a[0], a[1], a[2], a[3]}, {b0, b1}, {c[0], c[1], c[2], c[3]}};
@@ -90,6 +133,10 @@ static inline uint32_t half_times(uint32_t a, uint32_t b)
 	emu_half_halves(a, &x[0], &x[1]);
 	emu_half_halves(b, &y[0], &y[1]);
 	return half_pair(x[0] * y[0], x[1] * y[1]);
+}
+static inline uint32_t most_of_halves(uint32_t a, uint32_t b)
+{
+	return (a >> 16 > b >> 16 ? a : b) >> 16 << 16 | ((a & 0xffff) > (b & 0xffff) ? a & 0xffff : b & 0xffff);
 }
 static inline uint32_t pick_bytes(uint32_t a, uint32_t b, uint32_t which)
 {
