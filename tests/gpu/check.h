@@ -28,6 +28,7 @@ extern int brief; /* with `small`: each kernel once or twice, for a checker that
 #define TOL_ROUND (self ? 1e-5 : 3e-3)
 #define TOL_CHAIN (self ? 1e-5 : 6e-3) /* several roundings in a row */
 #define TOL_FLOAT (self ? 1e-5 : 2e-5) /* float32 output of exact inputs */
+#define TOL_EIGHT (self ? 1e-5 : 1.2e-2) /* activations as they are against those in 8 bits */
 
 void die(const char *what, const struct td_error *err) __attribute__((noreturn));
 void line(const char *op, const char *shape, double error, double allowed);
