@@ -83,7 +83,7 @@ static void map_target(struct td_worker *w, struct td_drafter_options *opt, stru
 	if (a->exact)
 		opt->exact = table(w, arena, a->exact, "table of its head");
 	opt->head = (struct td_linear){.kind = (enum td_weight_kind)a->head->kind, .in = (int)a->head->in, .out = (int)a->head->out,
-				       .group = (int)a->head->group, .data = shared(w, arena, a->head, "head")};
+				       .group = (int)a->head->group, .act8 = a->head->act8, .data = shared(w, arena, a->head, "head")};
 }
 
 /* With the target as it was loaded, and with the taps that the features are made of: a folder may have changed since tandemd read it. */

@@ -126,6 +126,11 @@ static void account(struct td__loader *l, uint64_t bytes)
 		l->how.progress(l->how.ctx, "weights", l->done, l->total);
 }
 
+static int act8(const struct td__loader *l, enum td_weight_kind kind)
+{
+	return kind == TD_W_INT4 && l->how.form & TD_FORM_ACT8;
+}
+
 /* ---- values ------------------------------------------------------------------------------------------------------------------------------- */
 
 static void bf16_check(struct td__loader *l, const struct td_st_tensor *t, const uint16_t *v, size_t n)
@@ -267,7 +272,7 @@ void td__load_quantised(struct td__loader *l, const char *name, int out, int in,
 	struct td_st_tensor *t = need(l, name, "");
 	size_t packed;
 
-	*w = (struct td_linear){ .kind = TD_W_INT4, .out = out, .in = in, .group = td_quantise_group(in) };
+	*w = (struct td_linear){ .kind = TD_W_INT4, .out = out, .in = in, .group = td_quantise_group(in), .act8 = act8(l, TD_W_INT4) };
 	if (!t)
 		return;
 	need_matrix(l, t, TD_BF16, "BF16", out, in);
@@ -449,7 +454,7 @@ static void place(struct td__loader *l, const struct found *found, const struct 
 	uint64_t bytes = 0;
 	size_t packed;
 
-	*w = (struct td_linear){ .kind = found->kind, .in = in, .group = found->group };
+	*w = (struct td_linear){ .kind = found->kind, .in = in, .group = found->group, .act8 = act8(l, found->kind) };
 	for (int i = 0; i < n; i++) {
 		w->out += m[i].out;
 		bytes += found[i].weight->bytes + (found[i].scale ? found[i].scale->bytes : 0);

@@ -137,10 +137,13 @@ enum td_form {
 	TD_FORM_BF16 = 1, /* packed INT4 modules become BF16, value (code - 8) * scale rounded: every linear map takes the BF16 path */
 	TD_FORM_HEAD_INT4 = 2, /* a BF16 head is quantised (quantise.h); the table of embeddings stays */
 	TD_FORM_HEAD_EXACT = 4, /* with the former: the head's BF16 table stays, too, and logits are rescored */
+	TD_FORM_ACT8 = 8, /* maps of 4 bits, whichever there are, take their input in 8 bits (td_linear.act8) */
 };
 /* `form` with what model.head says: "bf16", "int4", "rescored"; "auto": as the other maps are in that form, if the head's rows can be cut into groups (only
  * then c is looked at). */
 int td_form_head(const char *head, const struct td_target_config *c, int form);
+/* `form` with what model.activations says: "bf16", "int8"; "auto": what is usual on the device ("cpu", "cuda"). Means nothing where no map has 4 bits. */
+int td_form_activations(const char *activations, const char *device, int form);
 
 /* How to load; NULL or zeroed: in the files' own form, silently. */
 struct td_load {

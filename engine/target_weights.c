@@ -53,6 +53,16 @@ int td_form_head(const char *head, const struct td_target_config *c, int form)
 	return form | TD_FORM_HEAD_INT4 | (strcmp(head, "rescored") ? 0 : TD_FORM_HEAD_EXACT);
 }
 
+int td_form_activations(const char *activations, const char *device, int form)
+{
+	static const struct { const char *device, *activations; } usual[] = { { "cpu", "bf16" }, { "cuda", "bf16" } };
+
+	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual); i++)
+		if (!strcmp(activations, "auto") && !strcmp(device, usual[i].device))
+			activations = usual[i].activations;
+	return strcmp(activations, "int8") ? form & ~TD_FORM_ACT8 : form | TD_FORM_ACT8;
+}
+
 /* lm_head stands outside of `model.`. When the head is tied, some writers store the table a second time: it is the same and skipped. */
 static void head(struct td__loader *l, struct td_target_weights *w)
 {

@@ -14,7 +14,7 @@
 #include "engine/synthetic.h"
 
 /* Raise it when the order or the form of anything in an arena changes. */
-enum { LAYOUT = 4 };
+enum { LAYOUT = 5 };
 
 static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 {
@@ -37,8 +37,8 @@ static int config_hash(const char *dir, uint64_t *hash, struct td_error *err)
 
 void td__fingerprint_head(const struct td_ops *ops, int form, char head[96])
 {
-	snprintf(head, 96, "layout=%d version=%s backend=%s%s%s ", LAYOUT, TD_VERSION, ops->name, form & TD_FORM_BF16 ? " weights=bf16" : "",
-		 !(form & TD_FORM_HEAD_INT4) ? "" : form & TD_FORM_HEAD_EXACT ? " head=rescored" : " head=int4");
+	snprintf(head, 96, "layout=%d version=%s backend=%s%s%s%s ", LAYOUT, TD_VERSION, ops->name, form & TD_FORM_BF16 ? " weights=bf16" : "",
+		 !(form & TD_FORM_HEAD_INT4) ? "" : form & TD_FORM_HEAD_EXACT ? " head=rescored" : " head=int4", form & TD_FORM_ACT8 ? " activations=int8" : "");
 }
 
 static int identity(const char *dir, const struct td_st *st, char out[TD_IDENTITY], struct td_error *err)

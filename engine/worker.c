@@ -279,14 +279,21 @@ int td_worker_taps(struct td_worker *w, const struct td_target_config *target, i
 	return (int)n;
 }
 
-static void share(const struct td_arena *arena, const void *data, int kind, int in, int out, int group, Tandem__Worker__SharedLinear *s)
+static void share(const struct td_arena *arena, const struct td_linear *w, Tandem__Worker__SharedLinear *s)
 {
 	tandem__worker__shared_linear__init(s);
-	s->kind = (uint32_t)kind;
-	s->in = (uint32_t)in;
-	s->out = (uint32_t)out;
-	s->group = (uint32_t)group;
-	s->offset = (uint64_t)((const char *)data - (const char *)arena->base);
+	s->kind = (uint32_t)w->kind;
+	s->in = (uint32_t)w->in;
+	s->out = (uint32_t)w->out;
+	s->group = (uint32_t)w->group;
+	s->has_act8 = 1;
+	s->act8 = w->act8;
+	s->offset = (uint64_t)((const char *)w->data - (const char *)arena->base);
+}
+
+static void share_table(const struct td_arena *arena, const struct td_tensor *t, Tandem__Worker__SharedLinear *s)
+{
+	share(arena, &(struct td_linear){.kind = TD_W_BF16, .in = t->cols, .out = t->rows, .data = t->data}, s);
 }
 
 void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const char *fingerprint, const struct td_target_weights *of)
@@ -310,13 +317,13 @@ void td_worker_keep(struct td_worker *w, const struct td_arena *arena, const cha
 	a.n_checksum = (size_t)seal.n;
 	a.checksum = seal.checksum;
 	if (of) {
-		share(arena, of->embed.data, TD_W_BF16, of->embed.cols, of->embed.rows, 0, &e);
-		share(arena, of->head.data, of->head.kind, of->head.in, of->head.out, of->head.group, &h);
+		share_table(arena, &of->embed, &e);
+		share(arena, &of->head, &h);
 		a.embed = &e;
 		a.head = &h;
 	}
 	if (of && of->exact.data) {
-		share(arena, of->exact.data, TD_W_BF16, of->exact.cols, of->exact.rows, 0, &x);
+		share_table(arena, &of->exact, &x);
 		a.exact = &x;
 	}
 	msg.body_case = TANDEM__WORKER__MESSAGE__BODY_ARENA;

@@ -43,15 +43,15 @@ static void make_shm(struct pair *p, const struct pair_options *o)
 void pair_open(struct pair *p, const struct pair_options *o)
 {
 	struct td_dev_options dev = {.threads = o->threads, .slots = o->slots};
-	struct td_load how = {.form = o->form};
+	struct td_load how[] = {{.form = o->form & ~o->not_target}, {.form = o->form & ~o->not_drafter}};
 	struct td_error err;
 	char fingerprint[256];
 
 	memset(p, 0, sizeof(*p));
 	p->ops = td_ops_find(o->device, &err);
-	if (!p->ops || p->ops->open(&p->dev, &dev, &err) || td_target_weights_load(p->ops, p->dev, o->target_dir, &how, &p->tw, fingerprint, &err))
+	if (!p->ops || p->ops->open(&p->dev, &dev, &err) || td_target_weights_load(p->ops, p->dev, o->target_dir, &how[0], &p->tw, fingerprint, &err))
 		die(&err);
-	if (o->drafter_dir && (td_drafter_weights_load(p->ops, p->dev, o->drafter_dir, &how, &p->dw, fingerprint, &err) ||
+	if (o->drafter_dir && (td_drafter_weights_load(p->ops, p->dev, o->drafter_dir, &how[1], &p->dw, fingerprint, &err) ||
 			       td_pair_check(&p->tw->cfg, &p->dw->cfg, &err)))
 		die(&err);
 	make_shm(p, o);

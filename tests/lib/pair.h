@@ -15,6 +15,7 @@ struct pair_options {
 	const char *device, *target_dir, *drafter_dir; /* drafter_dir NULL: no drafter */
 	int slots, context, chunk, threads;
 	int form; /* struct td_load */
+	int not_target, not_drafter; /* of form, what one of them is loaded without */
 	int vocab_fd; /* struct td_target_options */
 	const int32_t *draft_id; /* struct td_drafter_options */
 	int n_draft_ids;

@@ -25,6 +25,7 @@ void suite_open(struct suite *s, int argc, char **argv)
 		int *number;
 	} known[] = { { "--device", &s->o.device, NULL },      { "--target", &s->o.target_dir, NULL }, { "--drafter", &s->o.drafter_dir, NULL },
 		      { "--tokenizer", &s->tokenizer, NULL }, { "--weights", &s->weights, NULL },     { "--head", &s->head, NULL },
+		      { "--activations", &s->activations, NULL },
 		      { "--limit", NULL, &s->limit },	       { "--tokens", NULL, &s->tokens } };
 	const int n = (int)(sizeof(known) / sizeof(*known));
 	struct td_error err;
@@ -50,7 +51,11 @@ void suite_open(struct suite *s, int argc, char **argv)
 	set(&s->tokenizer, "models/tiny/tokenizer.json");
 	set(&s->weights, "file");
 	set(&s->head, "rescored");
+	set(&s->activations, "bf16");
 	s->o.form = td_form_head(s->head, NULL, strcmp(s->weights, "bf16") ? 0 : TD_FORM_BF16);
+	s->o.form = td_form_activations(strcmp(s->activations, "bf16") ? "int8" : "bf16", s->o.device, s->o.form);
+	s->o.not_target = strcmp(s->activations, "drafter") ? 0 : TD_FORM_ACT8;
+	s->o.not_drafter = strcmp(s->activations, "target") ? 0 : TD_FORM_ACT8;
 	if (td_tokenizer_load(s->tokenizer, &s->tok, &err))
 		stop(err.text);
 }

@@ -1,8 +1,8 @@
 /*
  * reference_check.c: the engines against values of an independent float32 implementation.
  *
- *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4|rescored] [--margin 0.01] [--draft-margin M]
- *                   [--tolerance 1e-3] [--acceptance 0.03] [--limit N] [--tokens N] JSON
+ *   reference_check --target DIR --drafter DIR --tokenizer FILE [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4|rescored] [--activations bf16|int8]
+ *                   [--margin 0.01] [--draft-margin M] [--tolerance 1e-3] [--acceptance 0.03] [--limit N] [--tokens N] JSON
  *
  * JSON: an array of prompts with text, prompt_ids, output_ids, margins, draft_steps (pos, draft, accepted, min_margin), top. Beside it, if there, a
  * .safetensors of the same name with NAME.logits, .features, .hidden0.., .draft_logits of the last prompt rows. Every output token must agree
@@ -399,7 +399,7 @@ static void open_tensors(struct check *c, const char *json_path)
 
 static _Noreturn void usage(void)
 {
-	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4] [--margin M] [--draft-margin M]\n                       [--tolerance T] [--acceptance A] [--limit N] [--tokens N] JSON\n");
+	fprintf(stderr, "usage: reference_check --target DIR [--drafter DIR] [--tokenizer FILE] [--device cpu|cuda] [--weights file|bf16] [--head bf16|int4|rescored]\n                       [--activations bf16|int8] [--margin M] [--draft-margin M] [--tolerance T] [--acceptance A] [--limit N] [--tokens N] JSON\n");
 	exit(2);
 }
 
@@ -435,6 +435,8 @@ int main(int argc, char **argv)
 			o.form |= strcmp(value, "bf16") ? 0 : TD_FORM_BF16;
 		else if (!strcmp(argv[a], "--head") && (!strcmp(value, "bf16") || !strcmp(value, "int4") || !strcmp(value, "rescored")))
 			o.form = td_form_head(value, NULL, o.form);
+		else if (!strcmp(argv[a], "--activations") && (!strcmp(value, "bf16") || !strcmp(value, "int8")))
+			o.form = td_form_activations(value, o.device, o.form);
 		else if (!strcmp(argv[a], "--margin"))
 			c.margin = atof(value);
 		else if (!strcmp(argv[a], "--draft-margin"))

@@ -1,7 +1,8 @@
 /*
  * test_lossless.c: what speculation, batching, chunking and a crash must not change: the output, token for token.
  *
- *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--head int4|bf16|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   test_lossless [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--weights file|bf16] [--head int4|bf16|rescored]
+ *                 [--activations int8] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Without arguments: the tiny pair and our own prompts. Properties, each against plain decoding of the same prompt alone (K = 0):
  * speculation with K of 1, 4, 7, 15; eight requests in one batch; prefill in chunks of 64 (on a GPU 256); a second life that is fed what a first one committed;

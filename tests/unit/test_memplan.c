@@ -133,6 +133,24 @@ static void plan_is_what_is_taken(void **state)
 		}
 }
 
+/* Activations in 8 bits take no memory. */
+static void activations_cost_nothing(void **state)
+{
+	static const char *const device[] = { "cpu", "cuda" };
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		struct td_memplan_of o = of("synthetic:qwen3.5-4b", "synthetic:dflash-4b", device[i], 4, 512);
+		struct td_memplan p, q;
+
+		o.form = TD_FORM_HEAD_INT4;
+		OK(td_memplan_make(&o, &p, &err));
+		o.form |= TD_FORM_ACT8;
+		OK(td_memplan_make(&o, &q, &err));
+		assert_memory_equal(&p, &q, sizeof(p));
+	}
+}
+
 /* The next slot costs what is told. */
 static void per_slot_is_the_next_slot(void **state)
 {
@@ -263,7 +281,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(plan_is_what_is_taken),
-		cmocka_unit_test(per_slot_is_the_next_slot),
+		cmocka_unit_test(activations_cost_nothing), cmocka_unit_test(per_slot_is_the_next_slot),
 		cmocka_unit_test(packing_is_the_backends_own),
 		cmocka_unit_test(the_4b_pair_fits),
 		cmocka_unit_test(what_does_not_fit_is_refused),

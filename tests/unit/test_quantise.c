@@ -221,6 +221,19 @@ static void auto_is_as_the_other_maps(void **state)
 	assert_int_equal(td_form_head("rescored", NULL, 0), TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT);
 }
 
+static void activations_are_what_is_said(void **state)
+{
+	static const char *const device[] = { "cpu", "cuda" };
+
+	(void)state;
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(td_form_activations("int8", device[i], TD_FORM_HEAD_INT4), TD_FORM_HEAD_INT4 | TD_FORM_ACT8);
+		assert_int_equal(td_form_activations("bf16", device[i], TD_FORM_HEAD_INT4 | TD_FORM_ACT8), TD_FORM_HEAD_INT4);
+		assert_int_equal(td_form_activations("auto", device[i], TD_FORM_ACT8), 0);
+	}
+	assert_int_equal(td_form_head("auto", &(struct td_target_config){ .hidden = 2568 }, TD_FORM_ACT8), TD_FORM_ACT8);
+}
+
 /* Largest error of y = W x for the rows of two heads, relative to the largest value, over a few x. */
 static double apart(const struct td_ops *ops, struct td_dev *dev, const struct td_linear *a, const struct td_linear *b)
 {
@@ -418,7 +431,7 @@ int main(void)
 		cmocka_unit_test(scales_are_near_the_best),
 		cmocka_unit_test(zeros_and_the_smallest_values),
 		cmocka_unit_test(rows_do_not_depend_on_others),
-		cmocka_unit_test(auto_is_as_the_other_maps),
+		cmocka_unit_test(auto_is_as_the_other_maps), cmocka_unit_test(activations_are_what_is_said),
 		cmocka_unit_test(a_quantised_head_is_the_head),
 		cmocka_unit_test_setup_teardown(a_separate_head, scratch_setup, scratch_teardown),
 		cmocka_unit_test_setup_teardown(the_loader_quantises_or_refuses, scratch_setup, scratch_teardown),

@@ -1,6 +1,6 @@
 /*
- * test_weights_cpu.c: the models that ship with tandem, on the CPU backend: both load, their linear maps compute what the files' codes and scales say,
- * a successor finds them through the arena's file descriptor, and a changed byte is noticed.
+ * test_weights_cpu.c: the models that ship with tandem, on the CPU backend: both load, their linear maps compute what the files' codes and scales say, those of
+ * 4 bits take their input in 8 where that is asked for, a successor finds them through the arena's file descriptor, and a changed byte is noticed.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +17,7 @@
 #define BF16_TARGET "../shared/models/tiny/target-bf16"
 #define BF16_DRAFTER "../shared/models/tiny/drafter-bf16"
 
+enum { ALL_FORMS = TD_FORM_BF16 | TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT | TD_FORM_ACT8 };
 static const struct td_ops *ops = &td_cpu_ops;
 static struct td_dev *dev;
 static struct td_error err;
@@ -217,6 +218,81 @@ static void test_bf16(void **state)
 	drafter_maps(BF16_DRAFTER, TD_W_BF16);
 }
 
+struct count {
+	int maps[2], act8[2]; /* by kind */
+};
+
+static void count_map(struct count *n, const struct td_linear *w)
+{
+	n->maps[w->kind]++;
+	n->act8[w->kind] += w->act8 != 0;
+}
+
+static void count_fused(struct count *n, const struct td_fused *f)
+{
+	for (int i = 0; i < f->n; i++)
+		count_map(n, &f->part[i]);
+}
+
+static void count_target(struct count *n, const struct td_target_weights *w)
+{
+	count_map(n, &w->head);
+	for (int i = 0; i < w->cfg.layers; i++) {
+		const struct td_target_layer *l = &w->layer[i];
+
+		count_fused(n, &l->gate_up);
+		count_map(n, &l->down);
+		count_fused(n, l->full ? &l->qkv : &l->qkvz);
+		count_map(n, l->full ? &l->o : &l->out);
+		if (!l->full)
+			count_fused(n, &l->ba);
+	}
+}
+
+static void count_drafter(struct count *n, const struct td_drafter_weights *w)
+{
+	count_map(n, &w->fc);
+	for (int i = 0; i < w->cfg.layers; i++) {
+		const struct td_drafter_layer *l = &w->layer[i];
+
+		count_fused(n, &l->qkv);
+		count_fused(n, &l->kv);
+		count_map(n, &l->o);
+		count_fused(n, &l->gate_up);
+		count_map(n, &l->down);
+	}
+}
+
+/* Input in 8 bits: of all maps that have 4, of no other, in an arena that is not taken for one without. */
+static void test_activations(void **state)
+{
+	static const struct { int form, int4; } of[] = { /* maps of 4 bits: 8 layers' 4, 3 layers' 5 and fc, the head */
+		{ 0, 8 * 4 + 3 * 5 + 1 }, { TD_FORM_HEAD_INT4, 8 * 4 + 3 * 5 + 2 }, { TD_FORM_BF16, 0 }, { TD_FORM_BF16 | TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT, 1 },
+	};
+	struct td_target_weights *t;
+	struct td_drafter_weights *d;
+	char without[256];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(of) / sizeof(*of); i++)
+		for (int act8 = 0; act8 < 2; act8++) {
+			struct td_load how = { .form = of[i].form | (act8 ? TD_FORM_ACT8 : 0) };
+			struct count n = { { 0 }, { 0 } };
+
+			OK(td_target_weights_load(ops, dev, TARGET, &how, &t, print, &err));
+			count_target(&n, t);
+			td_target_weights_free(ops, dev, t);
+			OK(td_drafter_weights_load(ops, dev, DRAFTER, &how, &d, print, &err));
+			count_drafter(&n, d);
+			td_drafter_weights_free(ops, dev, d);
+			assert_int_equal(n.maps[TD_W_INT4], of[i].int4);
+			assert_int_equal(n.act8[TD_W_INT4], act8 ? of[i].int4 : 0);
+			assert_int_equal(n.act8[TD_W_BF16], 0);
+			OK(td_weights_fingerprint(ops, DRAFTER, of[i].form, without, &err));
+			assert_int_equal(strcmp(print, without) != 0, act8);
+		}
+}
+
 /* Two structs whose arenas are the same memory at two addresses: each word that points into the first points to the same place of the second, and all
  * others are equal. So no pointer is forgotten on the way through the arena. */
 static void same_elsewhere(const void *one, const struct td_arena *at, const void *two, const struct td_arena *other, size_t size)
@@ -249,7 +325,8 @@ static void test_successor(void **state)
 	char byte, first[256];
 
 	(void)state;
-	for (form = 0; form <= (TD_FORM_BF16 | TD_FORM_HEAD_INT4 | TD_FORM_HEAD_EXACT); form++) {
+	for (int i = 0; i <= ALL_FORMS / 2 + 1; i++) { /* activations in 8 bits are a flag in the maps: one form with it */
+		form = i <= ALL_FORMS / 2 ? i : ALL_FORMS;
 		OK(td_drafter_weights_load(ops, dev, DRAFTER, &(struct td_load){ .form = form }, &w, first, &err));
 		OK(td_arena_seal_make(ops, dev, &w->arena, first, &seal, &err));
 		OK(ops->arena_import(dev, dup(w->arena.fd), w->arena.size, 0, &kept, &err));
@@ -286,6 +363,7 @@ int main(void)
 		cmocka_unit_test(test_shipped),
 		cmocka_unit_test(test_expanded),
 		cmocka_unit_test(test_bf16),
+		cmocka_unit_test(test_activations),
 		cmocka_unit_test(test_successor),
 	};
 
