@@ -1,11 +1,12 @@
 /*
- * head_check.c: what a quantised head changes, against the BF16 head of the same model.
+ * form_check.c: what another form of the weights changes: a quantised head, activations in 8 bits, 4 bits instead of BF16.
  *
- *   head_check [--device D] [--target DIR] [--drafter DIR] [--tokenizer FILE] [--weights file|bf16] [--head int4|rescored] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   form_check [OPTION ...] -- [OPTION ...] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
- * Greedy answers with the BF16 head, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among how
- * many of the quantised head's best it is found, the mean KL divergence. Then answers with the quantised head in target and drafter: how many are equal to
- * the token, and the acceptance lengths of both. Exits 1 when nothing was compared.
+ * Options (suite.h) before the -- are of the form that is compared with, whose head is bf16 unless they say otherwise, those behind it of the form that is
+ * looked at. Greedy answers with the former, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among
+ * how many of the other form's best it is found, the KL divergence, its mean and the largest. Then answers with the other form: how many are equal to the token, and
+ * the acceptance lengths of both. Exits 1 when nothing was compared.
  */
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +19,7 @@ enum { CONTEXT = 2048, BEST = 6 };
 static const int best[BEST] = { 1, 2, 4, 8, 16, 32 };
 
 static struct pair exact, quick;
-static struct suite suite = { .tokens = 96, .head = "int4" };
+static struct suite exactly = { .head = "bf16" }, suite = { .tokens = 96 };
 
 struct seen { /* logits of a prompt's rows */
 	const struct td_ops *ops;
@@ -120,10 +121,13 @@ static void prompt(const struct td_ids *ids, struct sums *s)
 	free(b.out);
 }
 
-static void open_pair(struct pair *p, struct pair_options *o, struct seen *s, int form)
+static void open_pair(struct pair *p, struct pair_options *o, struct seen *s)
 {
+	o->slots = 1;
+	o->context = CONTEXT;
+	o->chunk = 1024;
+	o->target_probe = probe;
 	o->probe_ctx = s;
-	o->form = form;
 	pair_open(p, o);
 	*s = (struct seen){ .ops = p->ops, .dev = p->dev, .vocab = p->tw->cfg.vocab };
 	s->logits = malloc(sizeof(float) * CONTEXT * (size_t)s->vocab);
@@ -136,7 +140,7 @@ static void report(const char *name, const struct sums *s)
 	printf("%s: %ld prompts, %ld tokens; likeliest token the same %.2f %%", name, s->prompts, s->tokens, 100.0 * (double)s->among[0] / (double)s->rows);
 	for (int i = 1; i < BEST; i++)
 		printf(", in the best %d %.2f", best[i], 100.0 * (double)s->among[i] / (double)s->rows);
-	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, quantised %.3f\n", s->kl / (double)s->rows, s->kl_most, s->equal,
+	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, other form %.3f\n", s->kl / (double)s->rows, s->kl_most, s->equal,
 	       (double)(s->accepted[0] + s->cycles[0]) / (double)s->cycles[0], (double)(s->accepted[1] + s->cycles[1]) / (double)s->cycles[1]);
 	fflush(stdout);
 }
@@ -154,21 +158,23 @@ static void prompt_file(void *ctx, const char *name, const struct prompts *p)
 
 int main(int argc, char **argv)
 {
-	struct pair_options *o = &suite.o;
 	long rows = 0;
-	int form;
+	int n = 1;
 
-	suite_open(&suite, argc, argv);
-	o->slots = 1;
-	o->context = CONTEXT;
-	o->chunk = 1024;
-	o->target_probe = probe;
-	form = o->form;
-	open_pair(&exact, o, &seen[0], form & TD_FORM_BF16);
-	open_pair(&quick, o, &seen[1], form);
+	while (n < argc && strcmp(argv[n], "--"))
+		n++;
+	if (n == argc) {
+		fprintf(stderr, "form_check [OPTION ...] -- [OPTION ...] [PROMPTS.json ...]\n");
+		return 2;
+	}
+	suite_open(&exactly, n, argv);
+	suite_open(&suite, argc - n, argv + n);
+	open_pair(&exact, &exactly.o, &seen[0]);
+	open_pair(&quick, &suite.o, &seen[1]);
 	suite_each(&suite, prompt_file, &rows);
 	pair_close(&exact);
 	pair_close(&quick);
+	suite_close(&exactly);
 	suite_close(&suite);
 	return !rows;
 }
