@@ -105,6 +105,7 @@ struct td_bench_daemon_how {
 	const char *widths; /* of engine.widths; NULL = the daemon's choice */
 	const char *tokenizer; /* of model.tokenizer; NULL = the daemon's choice */
 	const char *draft_vocabulary; /* of model.draft_vocabulary; NULL = the daemon's choice */
+	const char *activations; /* of model.activations; NULL = the daemon's choice */
 	uint32_t slots, context; /* context 0: the daemon's choice */
 	uint32_t share; /* percent of a GPU's multiprocessors for each worker; 0: all */
 	int assume; /* with the lever target.assume, which random weights alone may have */

@@ -40,7 +40,7 @@ static void beside_us(char path[PATH_BYTES + 16])
 
 static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_daemon_how *how, const char *model, const char *drafter)
 {
-	char exe[PATH_BYTES + 16], option[13][PATH_BYTES + 64], log[96], *argv[15] = {exe};
+	char exe[PATH_BYTES + 16], option[14][PATH_BYTES + 64], log[96], *argv[16] = {exe};
 	int fd, n = 0;
 
 #define OPTION(...) (snprintf(option[n], sizeof(option[n]), __VA_ARGS__), argv[n + 1] = option[n], n++)
@@ -59,6 +59,8 @@ static void run_daemon(const struct td_bench_daemon *d, const struct td_bench_da
 		OPTION("--engine.context=%u", how->context);
 	if (how->weights)
 		OPTION("--model.weights=%s", how->weights);
+	if (how->activations)
+		OPTION("--model.activations=%s", how->activations);
 	if (how->tokenizer)
 		OPTION("--model.tokenizer=%s", how->tokenizer);
 	if (how->draft_vocabulary)

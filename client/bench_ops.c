@@ -48,7 +48,8 @@ static void join_slice(const struct td_bench_daemon *d, uint32_t share)
 static void run_worker(const char *path, const struct td_bench_options *o, int out)
 {
 	char keys[16], ms[16], threads[16];
-	char *argv[] = {(char *)path, (char *)"bench-ops", (char *)o->device, (char *)o->model, (char *)(o->drafter ? o->drafter : "own"), keys, ms, threads, NULL};
+	char *argv[] = {(char *)path, (char *)"bench-ops", (char *)o->device, (char *)o->model, (char *)(o->drafter ? o->drafter : "own"), keys, ms, threads,
+			(char *)(o->activations ? o->activations : "auto"), NULL};
 
 	snprintf(keys, sizeof(keys), "%u", o->keys ? o->keys : o->context && o->context < KEYS ? o->context : KEYS);
 	snprintf(ms, sizeof(ms), "%u", o->milliseconds);

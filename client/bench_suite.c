@@ -53,9 +53,10 @@ static json_t *head(const struct td_bench *b, const struct td_bench_options *o)
 	uname(&u);
 	if (getloadavg(load, 3) < 0)
 		load[0] = 0;
-	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:s}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
+	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:i, s:f, s:i, s:s, s:s}", "server", b->server ? b->server : "", "model", b->model ? b->model : o->model ? o->model : "",
 			 "client", "tandem " TD_VERSION, "time", when, "machine", u.machine, "processors", (int)sysconf(_SC_NPROCESSORS_ONLN), "load_average",
-			 load[0], "sm_share", (int)(o->share ? o->share : 100), "draft_vocabulary", o->draft_vocabulary ? o->draft_vocabulary : "");
+			 load[0], "sm_share", (int)(o->share ? o->share : 100), "draft_vocabulary", o->draft_vocabulary ? o->draft_vocabulary : "",
+			 "activations", o->activations ? o->activations : "");
 }
 
 /* Those that need a daemon, on the one that b->common names. */
@@ -79,7 +80,7 @@ static int own_daemon(struct td_bench *b, const struct td_bench_options *o, stru
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = weights ? "none" : o->drafter, .device = o->device, .weights = weights,
 					  .slots = b->clients, .context = o->context, .share = o->share, .widths = o->widths, .tokenizer = o->tokenizer,
-					  .draft_vocabulary = o->draft_vocabulary, .assume = td_bench_synthetic(o->model)};
+					  .draft_vocabulary = o->draft_vocabulary, .activations = o->activations, .assume = td_bench_synthetic(o->model)};
 
 	if (td_bench_daemon_start(d, &how)) {
 		b->code = td_bench_interrupted ? TD_EXIT_INTERRUPTED : TD_EXIT_FAILED;

@@ -19,7 +19,7 @@
 
 struct td_bench_options {
 	struct td_list files;
-	const char *model, *drafter, *device, *html, *save, *widths, *tokenizer, *draft_vocabulary, *count;
+	const char *model, *drafter, *device, *html, *save, *widths, *tokenizer, *draft_vocabulary, *activations, *count;
 	uint32_t runs, warmups, context, requests, max_clients, milliseconds, threads, share, keys, count_size;
 	int json, lossless, tune;
 };

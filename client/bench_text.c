@@ -139,6 +139,8 @@ void td_bench_text(const json_t *report)
 	       td_bench_string(report, "model"), (int)N(report, "processors"), N(report, "load_average"));
 	if (*td_bench_string(report, "draft_vocabulary"))
 		printf("drafts are chosen from the tokens that %s lists\n\n", td_bench_string(report, "draft_vocabulary"));
+	if (*td_bench_string(report, "activations"))
+		printf("model.activations = %s\n\n", td_bench_string(report, "activations"));
 	if (N(report, "sm_share") < 100)
 		printf("on %d %% of the GPU's multiprocessors\n\n", (int)N(report, "sm_share"));
 	json_array_foreach(json_object_get(report, "suites"), i, s)

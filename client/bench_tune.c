@@ -100,10 +100,11 @@ static int keep(const struct td_bench_options *o, const struct td_target_config 
 		const struct td_widths *w)
 {
 	const char *device = td_bench_worker(s, "target")->device;
-	char key[512], path[TD_WIDTH_PATH];
+	char form[64], key[512], path[TD_WIDTH_PATH];
 	struct td_error err;
 
-	td_widths_key(device ? device : "", t, d, "file, auto", key);
+	snprintf(form, sizeof(form), "file, auto, %s", o->activations ? o->activations : "auto");
+	td_widths_key(device ? device : "", t, d, form, key);
 	if (td_widths_path(o->widths, key, path)) {
 		fprintf(stderr, "tandem bench: there is no state folder: name one with --widths\n");
 		return -1;
@@ -119,7 +120,7 @@ static int keep(const struct td_bench_options *o, const struct td_target_config 
 int td_bench_tune(struct td_bench *b, const struct td_bench_options *o)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .device = o->device, .slots = o->max_clients, .context = o->context, .share = o->share,
-					  .tokenizer = o->tokenizer, .draft_vocabulary = o->draft_vocabulary, .widths = "off", .assume = td_bench_synthetic(o->model)};
+					  .tokenizer = o->tokenizer, .draft_vocabulary = o->draft_vocabulary, .activations = o->activations, .widths = "off", .assume = td_bench_synthetic(o->model)};
 	struct td_bench_daemon d = {0};
 	struct tandem_status *s = NULL;
 	struct tandem_error err;

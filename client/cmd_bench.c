@@ -283,8 +283,10 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 		wrong = "option --draft-tokens takes a number from 1 on (without speculation is measured anyway)";
 	else if (o->lossless && b->draft_tokens != TD_BENCH_AUTO)
 		wrong = "--lossless goes through the numbers of drafts by itself";
-	else if (!o->model && (o->drafter || o->tokenizer || o->draft_vocabulary))
-		wrong = "--drafter, --tokenizer and --draft-vocabulary go with --model";
+	else if (!o->model && (o->drafter || o->tokenizer || o->draft_vocabulary || o->activations))
+		wrong = "--drafter, --tokenizer, --draft-vocabulary and --activations go with --model";
+	else if (o->activations && strcmp(o->activations, "auto") && strcmp(o->activations, "bf16") && strcmp(o->activations, "int8"))
+		wrong = "--activations takes auto, bf16 or int8";
 	else if (o->model && b->common.socket)
 		wrong = "--model starts a daemon of its own: --socket means nothing with it";
 	if (wrong)
@@ -295,7 +297,7 @@ static int check(const struct td_bench *b, const struct td_bench_options *o, con
 static int with_own_daemon(struct td_bench *b, const struct td_bench_options *o)
 {
 	struct td_bench_daemon_how how = {.model = o->model, .drafter = o->drafter, .tokenizer = o->tokenizer, .device = o->device, .slots = b->clients,
-					  .context = o->context, .draft_vocabulary = o->draft_vocabulary};
+					  .context = o->context, .draft_vocabulary = o->draft_vocabulary, .activations = o->activations};
 	struct td_bench_daemon d = {0};
 	int code = TD_EXIT_FAILED;
 
@@ -343,6 +345,7 @@ int td_cmd_bench(int argc, char **argv)
 		{TD_OPT_TEXT, "drafter", 0, "DIR", "with this drafter (default: none)", &o.drafter, 0, NULL, 0},
 		{TD_OPT_TEXT, "tokenizer", 0, "FILE", "with this tokenizer.json (default: the daemon's choice)", &o.tokenizer, 0, NULL, 0},
 		{TD_OPT_TEXT, "draft-vocabulary", 0, "FILE", "with drafts from these tokens (default: from all)", &o.draft_vocabulary, 0, NULL, 0},
+		{TD_OPT_TEXT, "activations", 0, "FORM", "with this model.activations (default: the daemon's choice)", &o.activations, 0, NULL, 0},
 		{TD_OPT_TEXT, "device", 0, "NAME", "on auto (default), cpu or cuda", &o.device, 0, NULL, 0},
 		{TD_OPT_COUNT, "context", 0, "N", "its engine.context (default: the daemon's choice)", &o.context, 0, NULL, 0},
 		{TD_OPT_END},

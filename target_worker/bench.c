@@ -41,7 +41,7 @@ static void own_roofs(struct td__bench *b)
 	td__bench_batch(b, &w, 1, 0);
 	td__bench_note(b, "roof: copy", 4096, "4096", 2 * act * 4096 * 4096, 0, td__bench_measure(b, op_copy, &w), 1);
 	td__bench_release(b, &w);
-	td__bench_pack(b, &w, TD_W_BF16, STREAM_IN, STREAM_OUT, 0);
+	td__bench_pack(b, &w, &(struct td_linear){.kind = TD_W_BF16, .in = STREAM_IN, .out = STREAM_OUT});
 	w.x = td__bench_tensor(b, &w, b->ops->act, 1, STREAM_IN);
 	w.y = td__bench_tensor(b, &w, b->ops->act, 1, STREAM_OUT);
 	td__bench_batch(b, &w, 1, 0);
@@ -49,7 +49,7 @@ static void own_roofs(struct td__bench *b)
 		       td__bench_measure(b, td__bench_op_linear, &w), 1);
 	td__bench_release(b, &w);
 	w.turn = 0;
-	td__bench_pack(b, &w, TD_W_BF16, ROOF_SIDE, ROOF_SIDE, 0);
+	td__bench_pack(b, &w, &(struct td_linear){.kind = TD_W_BF16, .in = ROOF_SIDE, .out = ROOF_SIDE});
 	w.x = td__bench_tensor(b, &w, b->ops->act, ROOF_ROWS, ROOF_SIDE);
 	w.y = td__bench_tensor(b, &w, b->ops->act, ROOF_ROWS, ROOF_SIDE);
 	td__bench_batch(b, &w, ROOF_ROWS, 0);
@@ -182,8 +182,8 @@ int td_target_bench(int argc, char **argv)
 	json_t *j = NULL;
 	int rc = -1;
 
-	if (argc != 7) {
-		fprintf(stderr, "usage: tandem-target bench-ops DEVICE MODEL DRAFTER CONTEXT MILLISECONDS THREADS\n");
+	if (argc != 8) {
+		fprintf(stderr, "usage: tandem-target bench-ops DEVICE MODEL DRAFTER CONTEXT MILLISECONDS THREADS ACTIVATIONS\n");
 		return 2;
 	}
 	b.context = atoi(argv[4]);
@@ -192,6 +192,7 @@ int td_target_bench(int argc, char **argv)
 	if (b.context < CONTEXT_MIN || b.context > 1 << 20 || b.ms < 1 || opt.threads < 0)
 		td_error_set(&err, TD_E_INVALID, "bench-ops: the context is a number from %d to 1048576, the time one from 1 on", CONTEXT_MIN);
 	else if (!configure(&b, argv, &err) && (b.ops = td_ops_find(argv[1], &err)) && !b.ops->open(&b.dev, &opt, &err)) {
+		b.act8 = (td_form_activations(argv[7], b.ops->name, 0) & TD_FORM_ACT8) != 0;
 		b.chunk = !b.ops->roof_read || b.context < CHUNK_GPU ? CONTEXT_MIN : CHUNK_GPU;
 		rc = measure_all(&b);
 		err = b.err;

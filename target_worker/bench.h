@@ -5,8 +5,8 @@
 #ifndef TD_TARGET_BENCH_H
 #define TD_TARGET_BENCH_H
 
-/* argv: "bench-ops" DEVICE MODEL DRAFTER CONTEXT MILLISECONDS THREADS. MODEL and DRAFTER are folders or synthetic names, of which only the configuration is
- * read; DRAFTER may be "none", or "own": a synthetic model's. */
+/* argv: "bench-ops" DEVICE MODEL DRAFTER CONTEXT MILLISECONDS THREADS ACTIVATIONS. MODEL and DRAFTER are folders or synthetic names, of which only the configuration is
+ * read; DRAFTER may be "none", or "own": a synthetic model's. ACTIVATIONS: as model.activations. */
 int td_target_bench(int argc, char **argv);
 
 #endif

@@ -6,13 +6,14 @@
 
 #include "target_worker/bench_internal.h"
 
-static struct td_linear map(const struct td_drafter_config *c, int in, int out)
+static struct td_linear map(const struct td__bench *b, int in, int out)
 {
+	const struct td_drafter_config *c = &b->draft;
 	int group = c->quant.size[0];
 
 	if (c->quant.bits != 4)
 		return (struct td_linear){.kind = TD_W_BF16, .in = in, .out = out};
-	return (struct td_linear){.kind = TD_W_INT4, .in = in, .out = out, .group = group > 0 ? group : in};
+	return (struct td_linear){.kind = TD_W_INT4, .in = in, .out = out, .group = group > 0 ? group : in, .act8 = b->act8};
 }
 
 static void linears(struct td__bench *b)
@@ -24,9 +25,9 @@ static void linears(struct td__bench *b)
 		const char *name;
 		struct td_linear shape;
 		const int *rows;
-	} one[] = {{"draft fc", map(c, c->n_taps * c->hidden, c->hidden), context}, {"draft kv", map(c, c->hidden, 2 * kv), context},
-		   {"draft qkv", map(c, c->hidden, q + 2 * kv), block}, {"draft out", map(c, q, c->hidden), block},
-		   {"draft gate and up", map(c, c->hidden, 2 * c->intermediate), block}, {"draft down", map(c, c->intermediate, c->hidden), block}};
+	} one[] = {{"draft fc", map(b, c->n_taps * c->hidden, c->hidden), context}, {"draft kv", map(b, c->hidden, 2 * kv), context},
+		   {"draft qkv", map(b, c->hidden, q + 2 * kv), block}, {"draft out", map(b, q, c->hidden), block},
+		   {"draft gate and up", map(b, c->hidden, 2 * c->intermediate), block}, {"draft down", map(b, c->intermediate, c->hidden), block}};
 
 	for (size_t i = 0; i < sizeof(one) / sizeof(*one); i++)
 		td__bench_linear(b, one[i].name, &one[i].shape, one[i].rows, 0);

@@ -29,6 +29,7 @@ struct td__bench {
 	struct td_target_config cfg;
 	struct td_drafter_config draft;
 	int context, ms, chunk; /* chunk: rows of a prefill step */
+	int act8; /* of maps in 4 bits */
 	uint32_t random, steps; /* steps: numbers of recorded ones */
 	struct td__result result[TD__RESULTS_MAX];
 	int n;
@@ -72,12 +73,12 @@ void td__bench_cache(struct td__bench *b, struct td__work *w, int kv_cols);
 double td__bench_measure(struct td__bench *b, td__bench_op *op, struct td__work *w); /* microseconds; 0 after a failure */
 void td__bench_note(struct td__bench *b, const char *name, int rows, const char *shape, double bytes, double flops, double us, int cold);
 /* Several copies of one map of random weights, which td__bench_op_linear takes in turn. */
-void td__bench_pack(struct td__bench *b, struct td__work *w, enum td_weight_kind kind, int in, int out, int group);
+void td__bench_pack(struct td__bench *b, struct td__work *w, const struct td_linear *shape);
 void td__bench_op_linear(struct td__bench *b, struct td__work *w);
 /* A map of these shapes for each number of rows that is not 0. */
 void td__bench_linear(struct td__bench *b, const char *name, const struct td_linear *shape, const int rows[3], int logits);
 
-/* Of every map of the target as it is loaded, one layer after the other, the head last; kind, in, out, group. Returns how many, at most `max`. */
+/* Of every map of the target as it is loaded, one layer after the other, the head last; kind, in, out, group, act8. Returns how many, at most `max`. */
 int td__bench_shapes(const struct td__bench *b, struct td_linear *shape, int max);
 /* bench_target.c, bench_draft.c */
 void td__bench_target(struct td__bench *b);

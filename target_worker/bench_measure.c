@@ -197,22 +197,23 @@ void td__bench_op_linear(struct td__bench *b, struct td__work *w)
 	b->ops->linear(b->dev, w->x, &w->w[w->turn++ % w->copies], w->y, 0);
 }
 
-void td__bench_pack(struct td__bench *b, struct td__work *w, enum td_weight_kind kind, int in, int out, int group)
+void td__bench_pack(struct td__bench *b, struct td__work *w, const struct td_linear *s)
 {
-	size_t bytes = b->ops->pack_bytes(kind, out, in, group), n;
+	size_t bytes = b->ops->pack_bytes(s->kind, s->out, s->in, s->group), values = (size_t)s->out * (size_t)s->in, n;
 	void *weight, *scale = NULL;
-	struct td_linear_part part = {.out = out};
+	struct td_linear_part part = {.out = s->out};
 
 	n = bytes ? TD__COLD_BYTES / bytes + 1 : 1;
-	weight = random_host(b, kind == TD_W_INT4 ? (size_t)out * (size_t)in / 2 : (size_t)out * (size_t)in * 2, kind == TD_W_INT4);
-	if (kind == TD_W_INT4)
-		scale = random_host(b, (size_t)out * (size_t)(in / group) * 2, 0);
+	weight = random_host(b, s->kind == TD_W_INT4 ? values / 2 : values * 2, s->kind == TD_W_INT4);
+	if (s->kind == TD_W_INT4)
+		scale = random_host(b, values / (size_t)s->group * 2, 0);
 	part.weight = weight;
 	part.scale = scale;
 	for (w->copies = 0; !b->err.code && w->copies < TD__COPIES_MAX && (size_t)w->copies < n;) {
 		struct td_linear *l = &w->w[w->copies];
 
-		*l = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .data = td__bench_device(b, w, bytes)};
+		*l = *s;
+		l->data = td__bench_device(b, w, bytes);
 		if (!b->err.code && !b->ops->pack(b->dev, l, &part, 1, &b->err))
 			w->copies++;
 	}

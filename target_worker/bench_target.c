@@ -17,7 +17,8 @@ int td__bench_shapes(const struct td__bench *b, struct td_linear *shape, int max
 #define MAP(k, i, o) \
 	do { \
 		if (n < max) \
-			shape[n++] = (struct td_linear){.kind = (k), .in = (i), .out = (o), .group = (k) == TD_W_BF16 ? 0 : group > 0 ? group : (i) /* -1: a whole row */}; \
+			shape[n++] = (struct td_linear){.kind = (k), .in = (i), .out = (o), .group = (k) == TD_W_BF16 ? 0 : group > 0 ? group : (i) /* -1: a whole row */, \
+							.act8 = (k) == TD_W_INT4 && b->act8}; \
 	} while (0)
 	for (int i = 0; i < c->layers; i++) {
 		if (c->full_attention[i]) {
@@ -51,8 +52,8 @@ void td__bench_linear(struct td__bench *b, const char *name, const struct td_lin
 	struct td__work w = {0};
 	char shape[48];
 
-	td__bench_pack(b, &w, s->kind, s->in, s->out, s->group);
-	snprintf(shape, sizeof(shape), "%d x %d %s", s->out, s->in, s->kind == TD_W_INT4 ? "int4" : "bf16");
+	td__bench_pack(b, &w, s);
+	snprintf(shape, sizeof(shape), "%d x %d %s%s", s->out, s->in, s->kind == TD_W_INT4 ? "int4" : "bf16", s->act8 ? " x int8" : "");
 	for (int i = 0; i < 3 && rows[i] && !b->err.code; i++) {
 		double n = rows[i];
 
@@ -87,7 +88,7 @@ static void linears(struct td__bench *b)
 	if (head.kind == TD_W_INT4)
 		td__bench_linear(b, "head", &head, few, 1);
 	head.kind = TD_W_BF16;
-	head.group = 0;
+	head.group = head.act8 = 0;
 	td__bench_linear(b, "head", &head, few, 1);
 }
 

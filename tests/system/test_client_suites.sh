@@ -39,13 +39,15 @@ for text in "roofs measured here" "roof: copy" "roof: product" "qkvz  *16" "gate
 	"propose  *15" "draft attention  *16" "draft fc  *6 "; do
 	shows "$text"
 done
-code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --context 256 --json
+code 0 bench ops --model synthetic:tiny --device cpu --ms 1 --threads 1 --context 256 --activations int8 --json
+grep -q '"activations": "int8"' "$OUT" && grep -q '"[0-9]* x [0-9]* int4 x int8"' "$OUT" || fail "the activations' form is not told"
 [ "$(grep -c '"us": 0.0,' "$OUT")" = 0 ] && positive us roof_gb_per_s roof_gflop_per_s roof_share || fail "an operation takes no time"
 
 # ---- random weights answer at the lengths that are assumed, all else as in life; the file has what is printed
 { echo tandem-draft-vocabulary 1; seq 100 1100; } >"$T/first"
 code 0 bench cycle latency load --model synthetic:tiny --device cpu --context 256 --runs 1 --warmups 0 --requests 1 --max-clients 1 \
-	--save "$T/saved.json" --draft-vocabulary "$T/first"
+	--save "$T/saved.json" --draft-vocabulary "$T/first" --activations int8
+shows "model.activations = int8"
 shows "drafts are chosen from the tokens that $T/first lists"
 shows "ANSWERS ARE MEANINGLESS"
 shows "mean of the ratios at length 5.0"
@@ -85,6 +87,8 @@ code 2 bench --html "$T/x"
 one_line "for suites"
 code 2 bench load --sm-share 6
 one_line "and --model"
+code 2 bench ops $MODEL --activations int4
+one_line "takes auto, bf16 or int8"
 code 2 bench load --max-clients 0
 one_line "from 1 on"
 code 1 bench ops --model "$T/none" --device cpu
