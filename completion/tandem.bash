@@ -65,9 +65,10 @@ _tandem() {
 	bench)
 		case $prev in
 		--prompts|-p|--count|--save|--widths|--html|--model|--drafter|--tokenizer|--draft-vocabulary|--socket) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
+		--activations) words="auto bf16 int8" ;;
 		--device) words="auto cpu cuda" ;;
 		--limit|--max-tokens|-n|--draft-tokens|-k|--clients|-c|--count-size|--runs|--warmups|--requests|--max-clients|--ms|--keys|--threads|--sm-share|--context|--tenant) return ;;
-		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --count --count-size --runs --warmups --requests --max-clients --ms --keys --threads --sm-share --save --tune --widths --html --model --drafter --tokenizer --draft-vocabulary --device --context --socket --tenant -h --help" ;;
+		*) words="-p --prompts --limit -n --max-tokens -k --draft-tokens -c --clients --lossless --json --count --count-size --runs --warmups --requests --max-clients --ms --keys --threads --sm-share --save --tune --widths --html --model --drafter --tokenizer --draft-vocabulary --activations --device --context --socket --tenant -h --help" ;;
 		esac
 		;;
 	esac
@@ -88,6 +89,7 @@ _tandemd() {
 	--model.trust_content) COMPREPLY=($(compgen -W "yes no" -- "$cur")); return ;;
 	--model.weights) COMPREPLY=($(compgen -W "file bf16" -- "$cur")); return ;;
 	--model.head) COMPREPLY=($(compgen -W "auto bf16 int4 rescored" -- "$cur")); return ;;
+	--model.activations) COMPREPLY=($(compgen -W "auto bf16 int8" -- "$cur")); return ;;
 	--engine.device) COMPREPLY=($(compgen -W "auto cpu cuda" -- "$cur")); return ;;
 	--engine.prefix_cache) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
 	--engine.mps) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
@@ -96,7 +98,7 @@ _tandemd() {
 	--synthetic) COMPREPLY=($(compgen -W "qwen3.5-0.8b qwen3.5-2b qwen3.5-4b qwen3.5-9b tiny" -- "$cur")); return ;;
 	--config|--*.*) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$cur")); return ;;
 	esac
-	COMPREPLY=($(compgen -W "--config --check --settings --version --help --synthetic --tandem.socket= --tandem.socket_mode= --tandem.runtime_dir= --tandem.log_file= --tandem.log_level= --tandem.max_connections= --tandem.handshake_s= --tandem.drain_s= --tandem.resume_s= --http.socket= --http.socket_mode= --http.listen= --http.allow_remote= --http.require_key= --http.header_s= --http.body_s= --http.idle_s= --http.ping_s= --model.target= --model.drafter= --model.tokenizer= --model.name= --model.thinking= --model.trust_content= --model.weights= --model.head= --model.draft_vocabulary= --engine.device= --engine.slots= --engine.context= --engine.kv_tokens= --engine.prefix_cache= --engine.prefix_states= --engine.chunk= --engine.draft_tokens= --engine.widths= --engine.threads= --engine.target_worker= --engine.drafter_worker= --engine.mps= --engine.mps_control= --engine.mps_active_thread_percentage= --engine.watchdog_s= --engine.load_timeout_s= --limits.queue= --limits.output_buffer= --limits.slow_reader_s= --limits.max_frame= --limits.input_memory= --limits.resume_memory= --limits.batch_age_s= --limits.quantum_ms= --tenants.unknown= --tenants.order= --defaults.temperature= --defaults.top_k= --defaults.top_p= --defaults.min_p= --defaults.repetition_penalty= --defaults.presence_penalty= --defaults.frequency_penalty= --defaults.max_tokens=" -- "$cur"))
+	COMPREPLY=($(compgen -W "--config --check --settings --version --help --synthetic --tandem.socket= --tandem.socket_mode= --tandem.runtime_dir= --tandem.log_file= --tandem.log_level= --tandem.max_connections= --tandem.handshake_s= --tandem.drain_s= --tandem.resume_s= --http.socket= --http.socket_mode= --http.listen= --http.allow_remote= --http.require_key= --http.header_s= --http.body_s= --http.idle_s= --http.ping_s= --model.target= --model.drafter= --model.tokenizer= --model.name= --model.thinking= --model.trust_content= --model.weights= --model.head= --model.activations= --model.draft_vocabulary= --engine.device= --engine.slots= --engine.context= --engine.kv_tokens= --engine.prefix_cache= --engine.prefix_states= --engine.chunk= --engine.draft_tokens= --engine.widths= --engine.threads= --engine.target_worker= --engine.drafter_worker= --engine.mps= --engine.mps_control= --engine.mps_active_thread_percentage= --engine.watchdog_s= --engine.load_timeout_s= --limits.queue= --limits.output_buffer= --limits.slow_reader_s= --limits.max_frame= --limits.input_memory= --limits.resume_memory= --limits.batch_age_s= --limits.quantum_ms= --tenants.unknown= --tenants.order= --defaults.temperature= --defaults.top_k= --defaults.top_p= --defaults.min_p= --defaults.repetition_penalty= --defaults.presence_penalty= --defaults.frequency_penalty= --defaults.max_tokens=" -- "$cur"))
 	[[ "${COMPREPLY[0]}" != *= ]] || compopt -o nospace 2>/dev/null
 }
 

@@ -69,7 +69,7 @@ struct td_daemon_config {
 	char *http_socket, *http_listen, *http_allow_remote, *http_require_key;
 	int http_socket_mode, http_header_s, http_body_s, http_idle_s, http_ping_s;
 	/* model */
-	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *draft_vocabulary, *trust_content;
+	char *target, *drafter, *tokenizer, *name, *thinking, *weights, *head, *activations, *draft_vocabulary, *trust_content;
 	/* engine */
 	char *device, *target_worker, *drafter_worker, *mps, *mps_control, *prefix_cache, *widths;
 	int mps_active_thread_percentage;

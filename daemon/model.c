@@ -249,6 +249,7 @@ static int plan(const struct td_daemon_config *c, struct td_model *m, struct td_
 	m->shm.vocab = m->target.vocab;
 	m->shm.features = m->has_drafter ? m->drafter.n_taps * m->target.hidden : 0;
 	m->device = td_device_choose(c->device);
+	m->form = td_form_activations(c->activations, m->device, m->form);
 	m->shm.chunk = c->chunk == TD_AUTO ? td_chunk_auto(m->device, c->slots, m->shm.context) : c->chunk;
 	m->shm.feature_rows = m->shm.chunk > c->slots * TD_BLOCK_MAX ? m->shm.chunk : c->slots * TD_BLOCK_MAX;
 	m->shm.host_exchange = strcmp(m->device, "cuda") != 0;

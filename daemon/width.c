@@ -23,7 +23,7 @@ static void publish(struct td_daemon *d)
 
 void td_width_load(struct td_daemon *d)
 {
-	char form[80], key[512], path[TD_WIDTH_PATH], text[96] = "";
+	char form[96], key[512], path[TD_WIDTH_PATH], text[96] = "";
 	struct td_error err;
 	size_t used = 0;
 	int rc;
@@ -33,7 +33,7 @@ void td_width_load(struct td_daemon *d)
 		atomic_store_explicit(&d->shm->width[n], 0, memory_order_relaxed);
 	if (!d->model.has_drafter || !strcmp(d->cfg.widths, "off"))
 		return;
-	snprintf(form, sizeof(form), "%.30s, %.30s", d->cfg.weights, d->cfg.head);
+	snprintf(form, sizeof(form), "%.30s, %.30s, %.30s", d->cfg.weights, d->cfg.head, d->cfg.activations);
 	td_widths_key(d->target.device, &d->model.target, &d->model.drafter, form, key);
 	if (td_widths_path(d->cfg.widths, key, path))
 		return;

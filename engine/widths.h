@@ -18,7 +18,7 @@ struct td_widths {
 	double us[TD_WIDTH_COUNTS][TD_WIDTH_CHOICES]; /* of a cycle; 0: not measured */
 };
 
-/* What a table is of, in words: the device as its worker describes it, both shapes, the form of the weights (model.weights, model.head), the version. */
+/* What a table is of, in words: the device as its worker describes it, both shapes, the form of the weights (model.weights, model.head, model.activations), the version. */
 void td_widths_key(const char *device, const struct td_target_config *t, const struct td_drafter_config *d, const char *form, char key[512]);
 /* The file of that key in `folder`; NULL or "auto": the state folder ($STATE_DIRECTORY, /var/lib/tandem for root, else $XDG_STATE_HOME/tandem or
  * ~/.local/state/tandem). -1 when there is none or the path is too long. */

@@ -26,6 +26,7 @@ while IFS="$(printf '\t')" read -r c about; do
 			if (rest == "") { getline; rest = $0; sub(/^ */, "", rest) }
 			kind = value == "" ? "none" : value ~ /FILE|PATH|DIR/ ? "file" : "text"
 			if (name == "device") kind = "auto cpu cuda"
+			if (name == "activations") kind = "auto bf16 int8"
 			if (name == "band") kind = "interactive batch"
 			if (name == "sort") kind = "name running waiting tokens device accept wasted"
 			print c, letter, name, kind, rest
