@@ -26,6 +26,7 @@ void suite_open(struct suite *s, int argc, char **argv)
 	} known[] = { { "--device", &s->o.device, NULL },      { "--target", &s->o.target_dir, NULL }, { "--drafter", &s->o.drafter_dir, NULL },
 		      { "--tokenizer", &s->tokenizer, NULL }, { "--weights", &s->weights, NULL },     { "--head", &s->head, NULL },
 		      { "--activations", &s->activations, NULL },
+		      { "--kl", &s->kl, NULL },
 		      { "--limit", NULL, &s->limit },	       { "--tokens", NULL, &s->tokens } };
 	const int n = (int)(sizeof(known) / sizeof(*known));
 	struct td_error err;

@@ -14,12 +14,13 @@ struct suite {
 	struct td_tokenizer *tok;
 	const char *tokenizer, *weights, *head; /* file | bf16; int4 | bf16 | rescored */
 	const char *activations; /* bf16 | int8, or int8 in one of both: target | drafter */
+	const char *kl; /* form_check: the largest mean divergence of a file that is let pass; NULL: any */
 	int limit, tokens; /* prompts of a file, 0 = all; tokens of an answer */
 	int n_files;
 	const char *file[SUITE_FILES]; /* NULL: our own prompts */
 };
 
-/* --device, --target, --drafter, --tokenizer, --weights, --head, --activations, --limit, --tokens; other words are files of prompts. What neither the caller nor the words
+/* --device, --target, --drafter, --tokenizer, --weights, --head, --activations, --kl, --limit, --tokens; other words are files of prompts. What neither the caller nor the words
  * say is the tiny pair on the CPU and our own prompts. Loads the tokenizer; exits with a message on failure. */
 void suite_open(struct suite *s, int argc, char **argv);
 /* Calls back for each file, with its prompts and what to call it. */

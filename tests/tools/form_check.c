@@ -1,12 +1,12 @@
 /*
  * form_check.c: what another form of the weights changes: a quantised head, activations in 8 bits, 4 bits instead of BF16.
  *
- *   form_check [OPTION ...] -- [OPTION ...] [--limit N] [--tokens M] [PROMPTS.json ...]
+ *   form_check [OPTION ...] -- [OPTION ...] [--kl MOST] [--limit N] [--tokens M] [PROMPTS.json ...]
  *
  * Options (suite.h) before the -- are of the form that is compared with, whose head is bf16 unless they say otherwise, those behind it of the form that is
  * looked at. Greedy answers with the former, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among
  * how many of the other form's best it is found, the KL divergence, its mean and the largest. Then answers with the other form: how many are equal to the token, and
- * the acceptance lengths of both. Exits 1 when nothing was compared.
+ * the acceptance lengths of both. Exits 1 when nothing was compared, or with --kl a file's mean divergence is larger than that.
  */
 #include <math.h>
 #include <stdio.h>
@@ -148,18 +148,17 @@ static void report(const char *name, const struct sums *s)
 static void prompt_file(void *ctx, const char *name, const struct prompts *p)
 {
 	struct sums s = { 0 };
-	long *rows = ctx;
+	int *bad = ctx;
 
 	for (int i = 0; i < p->n; i++)
 		prompt(&p->ids[i], &s);
 	report(name, &s);
-	*rows += s.rows;
+	*bad |= !s.rows || (suite.kl && !(s.kl / (double)s.rows <= atof(suite.kl)));
 }
 
 int main(int argc, char **argv)
 {
-	long rows = 0;
-	int n = 1;
+	int n = 1, bad = 0;
 
 	while (n < argc && strcmp(argv[n], "--"))
 		n++;
@@ -171,10 +170,10 @@ int main(int argc, char **argv)
 	suite_open(&suite, argc - n, argv + n);
 	open_pair(&exact, &exactly.o, &seen[0]);
 	open_pair(&quick, &suite.o, &seen[1]);
-	suite_each(&suite, prompt_file, &rows);
+	suite_each(&suite, prompt_file, &bad);
 	pair_close(&exact);
 	pair_close(&quick);
 	suite_close(&exactly);
 	suite_close(&suite);
-	return !rows;
+	return bad;
 }

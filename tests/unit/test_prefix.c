@@ -1,7 +1,7 @@
 /*
  * test_prefix.c: the prefix cache with the tiny pair: what comes out with hits is what comes out without, bit for bit.
  *
- *   test_prefix [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--chunk N] [--history N] [--full 1]
+ *   test_prefix [--device D] [--target DIR --drafter DIR --tokenizer FILE] [--activations int8] [--chunk N] [--history N] [--full 1]
  *
  * Without arguments a short run with units of 64 tokens; --full runs more of each; --chunk 256 or 1024: units of 256.
  *
@@ -633,6 +633,8 @@ int main(int argc, char **argv)
 			only = atoi(argv[i + 1]);
 		else if (!strcmp(argv[i], "--history"))
 			long_history = atoi(argv[i + 1]);
+		else if (!strcmp(argv[i], "--activations"))
+			options.form = td_form_activations(argv[i + 1], options.device, options.form);
 		else if (!strcmp(argv[i], "--full"))
 			full = atoi(argv[i + 1]);
 	}
