@@ -5,8 +5,9 @@
  *
  * Options (suite.h) before the -- are of the form that is compared with, whose head is bf16 unless they say otherwise, those behind it of the form that is
  * looked at. Greedy answers with the former, then over the same tokens the logits of both at every position: how often the likeliest token is the same, among
- * how many of the other form's best it is found, the KL divergence, its mean and the largest. Then answers with the other form: how many are equal to the token, and
- * the acceptance lengths of both. Exits 1 when nothing was compared, or with --kl a file's mean divergence is larger than that.
+ * how many of the other form's best it is found, the KL divergence, its mean and the largest. Then answers with the other form: how many are equal to the
+ * token, and the acceptance lengths of both, of all answers and of those that are equal: these compare drafts of the same tokens. Exits 1 when nothing was
+ * compared, or with --kl when a file's mean divergence is larger than that.
  */
 #include <math.h>
 #include <stdio.h>
@@ -30,7 +31,8 @@ struct seen { /* logits of a prompt's rows */
 static struct seen seen[2];
 
 struct sums {
-	long rows, among[BEST], prompts, equal, cycles[2], accepted[2], tokens;
+	long rows, among[BEST], prompts, equal, tokens;
+	long cycles[2][2], accepted[2][2]; /* of both forms: of all answers, of those that are equal */
 	double kl, kl_most;
 };
 
@@ -99,10 +101,12 @@ static void prompt(const struct td_ids *ids, struct sums *s)
 	s->prompts++;
 	s->equal += same;
 	s->tokens += a.n_out;
-	s->cycles[0] += a.cycles;
-	s->cycles[1] += b.cycles;
-	s->accepted[0] += a.accepted;
-	s->accepted[1] += b.accepted;
+	for (int e = 0; e <= same; e++) {
+		s->cycles[0][e] += a.cycles;
+		s->cycles[1][e] += b.cycles;
+		s->accepted[0][e] += a.accepted;
+		s->accepted[1][e] += b.accepted;
+	}
 	n = (int)ids->n + a.n_out;
 	all = malloc(sizeof(*all) * (size_t)n);
 	memcpy(all, ids->id, sizeof(*all) * ids->n);
@@ -135,13 +139,20 @@ static void open_pair(struct pair *p, struct pair_options *o, struct seen *s)
 		exit(1);
 }
 
+static double acceptance(const struct sums *s, int form, int equal)
+{
+	long cycles = s->cycles[form][equal];
+
+	return cycles ? (double)(s->accepted[form][equal] + cycles) / (double)cycles : 0;
+}
+
 static void report(const char *name, const struct sums *s)
 {
 	printf("%s: %ld prompts, %ld tokens; likeliest token the same %.2f %%", name, s->prompts, s->tokens, 100.0 * (double)s->among[0] / (double)s->rows);
 	for (int i = 1; i < BEST; i++)
 		printf(", in the best %d %.2f", best[i], 100.0 * (double)s->among[i] / (double)s->rows);
-	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, other form %.3f\n", s->kl / (double)s->rows, s->kl_most, s->equal,
-	       (double)(s->accepted[0] + s->cycles[0]) / (double)s->cycles[0], (double)(s->accepted[1] + s->cycles[1]) / (double)s->cycles[1]);
+	printf("; KL %.5f (most %.3f); answers equal %ld; acceptance length %.3f, other form %.3f; of equal answers %.3f, %.3f\n", s->kl / (double)s->rows, s->kl_most,
+	       s->equal, acceptance(s, 0, 0), acceptance(s, 1, 0), acceptance(s, 0, 1), acceptance(s, 1, 1));
 	fflush(stdout);
 }
 
