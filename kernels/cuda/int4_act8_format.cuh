@@ -26,7 +26,7 @@ static __device__ __forceinline__ void act8_weights(uint32_t first, uint32_t sec
 }
 
 template <int P> struct int4_act8_format : int4_order<P> {
-	enum { STARTS = 1, ROW = CHUNK, RANKS_APART = 1, UNITS_OF = UNITS / P };
+	enum { STARTS = 1, ROW = CHUNK, RANKS_APART = 1, DEEP = P == 1 ? 6 : 4, COST_TILE = 45, COST_STEP = 8, COST_PART = 30, UNITS_OF = UNITS / P };
 
 	/* The activations as bytes, and of each row and chunk the scale. */
 	static __device__ __forceinline__ void keep(const uint4 x[UNITS], uint32_t to, uint32_t scales, int)
@@ -53,25 +53,25 @@ template <int P> struct int4_act8_format : int4_order<P> {
 
 #pragma unroll
 			for (int n0 = 0; n0 < NT; n0 += SOME) {
-				int32_t c[T][SOME][4];
+				uint4 x[2][SOME];
 				float2 s[SOME];
 
 #pragma unroll
-				for (int n = 0; n < SOME; n++)
+				for (int n = 0; n < SOME; n++) {
 					s[n] = load8(scales + (n0 + n) * 32);
+					x[0][n] = load16(x_sh + (n0 + n) * 8 * pitch);
+					x[1][n] = load16(x_sh + (n0 + n) * 8 * pitch + 64);
+				}
 #pragma unroll
-				for (int half = 0; half < 2; half++) {
-					uint4 x[SOME];
+				for (int m = 0; m < T; m++) {
+					int32_t c[SOME][4];
 
 #pragma unroll
-					for (int n = 0; n < SOME; n++)
-						x[n] = load16(x_sh + (n0 + n) * 8 * pitch + half * 64);
-#pragma unroll
-					for (int m = 0; m < T; m++) {
+					for (int half = 0; half < 2; half++) {
 						uint4 v = this->w[m][half];
 
-						add<T, NT, SOME, 0>(v.x, v.y, half * 2, m, n0, x, s, c, acc);
-						add<T, NT, SOME, 1>(v.z, v.w, half * 2 + 1, m, n0, x, s, c, acc);
+						add<SOME, 0>(v.x, v.y, half * 2, m, x[half], s, c, acc[m] + n0);
+						add<SOME, 1>(v.z, v.w, half * 2 + 1, m, x[half], s, c, acc[m] + n0);
 					}
 				}
 			}
@@ -79,17 +79,17 @@ template <int P> struct int4_act8_format : int4_order<P> {
 
 	private:
 		/* Unit u of tile m: words `first` and `second`. ODD: the second unit of the activations at hand. */
-		template <int TT, int NT, int SOME, int ODD>
-		__device__ __forceinline__ void add(uint32_t first, uint32_t second, int u, int m, int n0, const uint4 x[SOME], const float2 s[SOME],
-						    int32_t c[TT][SOME][4], float acc[TT][NT][4]) const
+		template <int SOME, int ODD>
+		__device__ __forceinline__ void add(uint32_t first, uint32_t second, int u, int m, const uint4 x[SOME], const float2 s[SOME], int32_t c[SOME][4],
+						    float (*acc)[4]) const
 		{
 			uint32_t a[4];
 
 			act8_weights(first, second, a);
 #pragma unroll
 			for (int n = 0; n < SOME; n++) {
-				float *to = acc[m][n0 + n];
-				int32_t *sum = c[m][n];
+				float *to = acc[n];
+				int32_t *sum = c[n];
 
 				if (u % UNITS_OF == 0)
 					mma_bytes_on(sum, act8_zero, a, ODD ? x[n].z : x[n].x, ODD ? x[n].w : x[n].y);

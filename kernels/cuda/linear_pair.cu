@@ -39,7 +39,7 @@ static void launch_pair(struct td_dev *dev, const struct linear_args &a, const s
 
 template <class A, int NT> static void launch_pair_wide(struct td_dev *dev, const struct linear_args &a, const struct linear_args &b, int groups_a, int groups_b)
 {
-	int t = tiles_of(a, NT > 4 ? 1 : NT > 2 ? 2 : 3);
+	int t = tiles_of<A>(a, NT > 4 ? 1 : NT > 2 ? 2 : 3);
 
 	if (NT <= 2 && t > 2)
 		launch_pair<A, NT, NT <= 2 ? 3 : 2>(dev, a, b, groups_a, groups_b);

@@ -12,9 +12,10 @@
  * The ranks of a row of the picture are a cluster, whose blocks reach each other's shared memory (mma.cuh). Where there are no clusters it is one block
  * wide, or narrow maps (few tiles, many columns) have slices, whose sums go through device memory: the last block of a row adds them.
  * In a block warp (n, k) takes the k-th part of the chunks of T tiles, the n-th such group of them: one pass of the block is WARPS / parts * T tiles. Weights go
- * from memory to registers, a step (a chunk of T tiles) ahead of the products; the first before the kernel waits for the one before it, as weights depend
- * on nothing that is computed. (To ask the block's weights into the L2 cache ahead of that costs a tenth: the loads queue behind the asking.) The
- * activations of the block's chunks lie in shared memory as the format wants them: as they are, or in 8 bits.
+ * from memory to registers, one step (a chunk of T tiles) or a few ahead of the products; the first before the kernel waits for the one before it, as weights
+ * depend on nothing that is computed, the others when the activations have come, which would wait behind them. (To ask the block's weights into the L2
+ * cache ahead costs a tenth, for the same reason.) The activations of the block's chunks lie in shared memory as the format wants them: as they are, or in 8
+ * bits.
  * At the end of a pass every warp sends its sums, as the products left them, to the block of the cluster that owns the unit (8 rows of a tile).
  *
  * Row invariance: an output is the sum over slices of the sum over ranks and parts of the sum over chunks, each in one order that hangs on the weight's
@@ -36,7 +37,8 @@ enum {
 	THREADS = WARPS * 32,
 	SUM_BYTES = 512, /* sums of a unit: 8 rows of a tile, 4 of a lane */
 	RANK_BITS = 3,
-	PART_BITS = 2
+	PART_BITS = 2,
+	MANY_PASSES = 3
 };
 
 struct linear_args {
@@ -335,6 +337,20 @@ template <int NT> static __device__ __forceinline__ struct linear_place place_of
 	return b;
 }
 
+/* Sets [from, to) of a pass's weights, of the first chunks of the part. The line is at the last one asked for. */
+template <class F, int T, int SETS>
+static __device__ __forceinline__ void ask_ahead(const struct linear_args &p, const struct linear_place &b, int from, int to,
+						 typename F::template lane<T> set[SETS], typename F::template line<T> &line)
+{
+#pragma unroll
+	for (int s = from; s < to; s++)
+		if (s == 0 || b.begin + s < b.end) {
+			if (s > 0)
+				line.step(1);
+			set[s].load(p, line);
+		}
+}
+
 /* Block `block`: of its row of the picture the one of its rank; slice blockIdx.y; `group` of NT * 8 rows */
 template <class F, int NT, int T> static __device__ __forceinline__ void linear_block(const struct linear_args &p, int block, int group)
 {
@@ -343,37 +359,40 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 	int first = b.tile0 + b.n * T, columns = WARPS >> p.part_bits, pass_tiles = columns * T;
 	uint32_t pitch = row_pitch(p, F::ROW), x_sh = shared_address(linear_sh) + sum_bytes(p, NT, T), starts = x_sh + NT * 8 * pitch;
 	uint32_t at = x_sh + (threadIdx.x >> 2 & 7) * pitch + (threadIdx.x & 3) * 16;
-	typename F::template lane<T> even, odd;
+	enum { SETS = NT <= 2 && F::DEEP / T > 2 ? F::DEEP / T : 2 };
+	typename F::template lane<T> set[SETS];
 	typename F::template line<T> line;
 
 	line.start(p, first, min(b.c0 + b.begin, p.chunks - 1));
-	even.load(p, line);
+	ask_ahead<F, T, SETS>(p, b, 0, 1, set, line);
 	ranks_arrive(p.rank_bits);
 	let_next_start();
 	after_previous();
 	take_rows<F, NT>(p, b, at, pitch, starts);
+	ask_ahead<F, T, SETS>(p, b, 1, SETS - 1, set, line);
 	if (p.rank_bits)
 		cluster_wait();
 	for (int pass = 0; pass < b.tiles; pass += pass_tiles) {
 		float acc[T][NT][4] = {};
 
-		for (int c = b.begin; c < b.end; c++) {
-			if (c + 1 < b.end) {
-				line.step(1);
-				odd.load(p, line);
+#pragma unroll 1
+		for (int c0 = b.begin; c0 < b.end; c0 += SETS) {
+#pragma unroll
+			for (int s = 0; s < SETS; s++) {
+				int c = c0 + s;
+
+				if (c >= b.end)
+					break;
+				if (c + SETS - 1 < b.end) {
+					line.step(1);
+					set[(s + SETS - 1) % SETS].load(p, line);
+				}
+				set[s].template multiply<NT>(at + c * F::ROW, pitch, F::template start<NT>(starts, c), acc);
 			}
-			even.template multiply<NT>(at + c * F::ROW, pitch, F::template start<NT>(starts, c), acc);
-			if (++c >= b.end)
-				break;
-			if (c + 1 < b.end) {
-				line.step(1);
-				even.load(p, line);
-			}
-			odd.template multiply<NT>(at + c * F::ROW, pitch, F::template start<NT>(starts, c), acc);
 		}
 		if (pass + pass_tiles < b.tiles) {
 			line.start(p, first + pass + pass_tiles, min(b.c0 + b.begin, p.chunks - 1));
-			even.load(p, line);
+			ask_ahead<F, T, SETS>(p, b, 0, SETS - 1, set, line);
 		}
 		if (pass) /* the sums before were read */
 			ranks_wait(p.rank_bits);
@@ -403,18 +422,19 @@ template <class F, int NT, int T> static void launch(struct td_dev *dev, const s
 			      1 << p.rank_bits, p);
 }
 
-/* Tiles of a warp in a pass: the fewest that do, up to what there are registers for. Results don't depend on it. */
-static inline int tiles_of(const struct linear_args &p, int most)
+/* Tiles of a warp in a pass: the fewest that do, up to what there are registers for; one where many passes are needed anyway, and sets of one tile can be deep.
+ * Results don't depend on it. */
+template <class F> static inline int tiles_of(const struct linear_args &p, int most)
 {
 	int columns = WARPS >> p.part_bits;
 
-	return div_up(p.block_tiles, div_up(p.block_tiles, most * columns) * columns);
+	return F::DEEP > 2 && p.block_tiles > MANY_PASSES * most * columns ? 1 : div_up(p.block_tiles, div_up(p.block_tiles, most * columns) * columns);
 }
 
 template <class F, int NT> static void launch_wide(struct td_dev *dev, const struct linear_args &p, int groups, int slices)
 {
 	enum { MOST = NT > 4 ? 1 : NT > 2 && F::TILES > 2 ? 2 : F::TILES };
-	int t = tiles_of(p, MOST);
+	int t = tiles_of<F>(p, MOST);
 
 	if (MOST > 2 && t > 2)
 		launch<F, NT, MOST>(dev, p, groups, slices);
@@ -442,11 +462,12 @@ template <class F> static int clusters_of(struct td_dev *dev, int bits)
  * Time of the busiest block, in hundredths of a microsecond on an H200 with 16 rows, by a fit to products of 160 to 15,520 tiles by 20 to 72 chunks: tiles'
  * chunks of a warp; chunks whose activations the block fetches; steps, which read them from shared memory; what each pass costs, and each way to share.
  */
-static inline int cost_of(int tiles, int chunks, int bits, int parts, int slices, int most)
+template <class F> static inline int cost_of(int tiles, int chunks, int bits, int part_bits, int slices)
 {
-	int columns = WARPS / parts, each = div_up(tiles, columns), passes = div_up(each, most), steps = div_up(chunks, parts);
+	int columns = WARPS >> part_bits, each = div_up(tiles, columns), passes = div_up(each, F::TILES), steps = div_up(chunks, 1 << part_bits);
 
-	return 54 * each * steps + 10 * chunks + 22 * passes * steps + (passes - 1) * (30 + 40 * bits) + 10 * bits + (slices > 1 ? 150 + 10 * slices : 0);
+	return F::COST_TILE * each * steps + 10 * chunks + F::COST_STEP * passes * steps + (passes - 1) * (30 + 40 * bits) + 10 * bits + F::COST_PART * part_bits +
+	       (slices > 1 ? 150 + 10 * slices : 0);
 }
 
 /*
@@ -467,7 +488,7 @@ template <class F> static void cut(struct td_dev *dev, struct linear_args *p, in
 			int tiles = rows ? div_up(p->tiles, rows) : 0;
 
 			for (int part_bits = 0; tiles && part_bits <= PART_BITS; part_bits++) {
-				int cost = cost_of(tiles, chunks, bits, 1 << part_bits, used, F::TILES);
+				int cost = cost_of<F>(tiles, chunks, bits, part_bits, used);
 
 				if (cost >= least || (few && (bits != few_bits || part_bits != 1)))
 					continue;
