@@ -7,6 +7,7 @@
 #	RUNS=n		answers of each kind (default: 3)
 #	NARROW=percent	of the multiprocessors for the slice (default: 6; 0: leave it out)
 #	GROUP32=1	the cycle with groups of 32 columns, too
+#	ACTIVATIONS=f	of 4-bit products: bf16 or int8 (default: the daemon's own choice)
 B=${B:-build}
 cd "$(dirname "$0")/../.." || exit 2
 ROOT=$PWD
@@ -18,7 +19,8 @@ bench() { # seconds, arguments
 	limit=$1
 	shift
 	start=$(date +%s)
-	timeout -k 10 "$limit" "$TANDEM" bench "$@" --tokenizer "$ROOT/models/tiny/tokenizer.json" --device "$DEVICE" --ms "${MS:-20}" || echo "FAILED: tandem bench $*"
+	timeout -k 10 "$limit" "$TANDEM" bench "$@" --tokenizer "$ROOT/models/tiny/tokenizer.json" --device "$DEVICE" --ms "${MS:-20}" \
+		${ACTIVATIONS:+--activations "$ACTIVATIONS"} || echo "FAILED: tandem bench $*"
 	echo "($(($(date +%s) - start)) s)"
 }
 widths=$OUT/widths
