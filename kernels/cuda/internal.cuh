@@ -256,6 +256,9 @@ int td__cuda_linear_pair(struct td_dev *, struct td_tensor x, const struct td_li
 int td__cuda_paired(const struct td_linear *w); /* a map of gate|up that is packed by tiles of both */
 void td__cuda_int4_gated(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y); /* of a paired map: swiglu */
 int td__cuda_int4_wide(struct td_dev *, struct td_tensor x, const struct td_linear *, struct td_tensor y, int accumulate, int paired);
+/* Of maps with activations in 8 bits: more than TD_CUDA_NARROW rows, with the bits of few; what is td__cuda_dense's otherwise. 0 where that is not possible. */
+int td__cuda_act8_wide(struct td_dev *, struct td_tensor x, const struct td_linear *, struct td_tensor y, int accumulate, int paired);
+int td__cuda_act8_prompt(struct td_dev *, struct td_tensor x, const struct td_linear *, struct td_tensor y, int accumulate, int paired);
 void td__cuda_int4_rows(struct td_dev *, const struct td_linear *from, const int32_t *id, const struct td_linear *w);
 void td__cuda_int4_repack(struct td_dev *, const struct td_linear *w, int strip0, int rows, const uint32_t *weight, const bf16 *scale);
 void td__cuda_int4_expand(struct td_dev *, const struct td_linear *w, int row0, int rows, bf16 *dense);

@@ -2,7 +2,8 @@
  * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
  *
  * Up to 64 rows at a time (512 of 4-bit weights on a Hopper) go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255,
- * where a batch has all of them as final rows, go to the dense products (linear_dense.cu), and so does the rest of a prompt of more than 64. The two ways
+ * where a batch has all of them as final rows, go to the dense products (linear_dense.cu; of maps with activations in 8 bits linear_prompt8.cu, on a Hopper), and so
+ * does the rest of a prompt of more than 64. The two ways
  * differ in rounding (INT4 weights are exact in the small kernels), so which one a position takes must be a matter of the prompt alone: that is why verified
  * rows never go there, however many there are, and why the blocks are those of the batch and not simply of the rows.
  */
@@ -156,6 +157,8 @@ void td__cuda_linear(struct td_dev *dev, struct td_tensor x, const struct td_lin
 	while (next(dev, x.rows, blocks, most_rows(dev, w), &p)) {
 		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows);
 
+		if (p.dense && w->act8 && td__cuda_act8_prompt(dev, xs, w, ys, accumulate, 0))
+			continue;
 		if (p.dense)
 			td__cuda_dense(dev, xs, w, ys, accumulate);
 		else if (w->kind == TD_W_INT4)
@@ -198,6 +201,8 @@ void td__cuda_linear_swiglu(struct td_dev *dev, struct td_tensor x, const struct
 	while (next(dev, x.rows, blocks, most_rows(dev, w), &p)) {
 		struct td_tensor xs = td_rows(x, p.row0, p.rows), ys = td_rows(y, p.row0, p.rows), sums = td_rows(both, p.row0, p.rows);
 
+		if (p.dense && w->act8 && td__cuda_act8_prompt(dev, xs, w, ys, 0, 1))
+			continue;
 		if (p.dense) {
 			td__cuda_dense(dev, xs, w, sums, 0);
 			td__cuda_swiglu_of(dev, sums, ys, 1);

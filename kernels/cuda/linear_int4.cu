@@ -15,10 +15,10 @@ static void run_parts(struct td_dev *dev, struct td_tensor x, const struct td_li
 		run<MORE>(dev, x, w, y, use);
 }
 
-/* What linear_wide.cu leaves, up to 64 rows at a time. */
+/* What linear_wide.cu and linear_wide8.cu leave, up to 64 rows at a time. */
 static void small(struct td_dev *dev, struct td_tensor x, const struct td_linear *w, struct td_tensor y, const struct linear_use &use)
 {
-	if (!w->act8 && td__cuda_int4_wide(dev, x, w, y, use.accumulate, use.paired))
+	if ((w->act8 ? td__cuda_act8_wide : td__cuda_int4_wide)(dev, x, w, y, use.accumulate, use.paired))
 		return;
 	if (x.rows > TD_CUDA_SMALL) {
 		small(dev, td_rows(x, 0, TD_CUDA_SMALL), w, td_rows(y, 0, TD_CUDA_SMALL), use);

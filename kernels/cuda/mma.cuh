@@ -121,6 +121,30 @@ static __device__ __forceinline__ unsigned count_reader(unsigned *counter, unsig
 	return before;
 }
 
+/* A flag in device memory between two warps of different blocks: who waited for it sees what the warp that set it wrote before. All lanes call these. */
+static __device__ __forceinline__ void flag_set(unsigned *flag)
+{
+	__threadfence();
+	__syncwarp();
+	if ((threadIdx.x & 31) == 0)
+		asm volatile("st.release.gpu.global.b32 [%0], 1;" ::"l"(flag) : "memory");
+}
+static __device__ __forceinline__ void flag_wait(const unsigned *flag)
+{
+	unsigned is;
+
+	do
+		asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(is) : "l"(flag) : "memory");
+	while (!is);
+	__syncwarp();
+}
+static __device__ __forceinline__ void flag_clear(unsigned *flag)
+{
+	__syncwarp();
+	if ((threadIdx.x & 31) == 0)
+		*flag = 0;
+}
+
 /*
  * Programmatic dependent launch (td__cuda_launch, compute capability 9.0 on; nothing before it): a kernel may start while the one before it still runs.
  * after_previous waits until all earlier kernels ended and their writes are seen: every thread of every kernel launched so calls it, before it touches
@@ -360,6 +384,13 @@ static __device__ __forceinline__ void load_matrix_transposed(uint32_t r[4], con
 		     : "memory");
 }
 
+/* Turns 8 x 8 16-bit elements, of which lane (g, t) holds 2t and 2t + 1 of row g, round: it gets rows 2t and 2t + 1 of column g. */
+static __device__ __forceinline__ uint32_t turn_matrix(uint32_t v)
+{
+	asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(v));
+	return v;
+}
+
 /* Device memory as rows of `dims` bf16, for tile_copy. 0, or the driver's error. How many rows there are is the caller's matter. */
 struct tile_map {
 	CUtensorMap map;
@@ -586,6 +617,36 @@ template <int NT> static __device__ __forceinline__ void group_hold(uint32_t (&a
 	for (int i = 0; i < NT; i++)
 		asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
 }
+/*
+ * c (64 x 8 NT, int32) = A (64 x 32 bytes, in registers as of mma.m16n8k32) * B (32 bytes x 8 NT, by rows), or += with ADD. A row of B is 128 bytes of the pattern
+ * of a tile, so a product's 32 bytes are a quarter of it.
+ */
+#define INTS_4(c, i) "+r"(c[i]), "+r"(c[i + 1]), "+r"(c[i + 2]), "+r"(c[i + 3])
+#define INTS_16(c, i) INTS_4(c, i), INTS_4(c, i + 4), INTS_4(c, i + 8), INTS_4(c, i + 12)
+#define INTS_32(c, i) INTS_16(c, i), INTS_16(c, i + 16)
+#define MMA_BYTES(columns, words, a0, a1, a2, a3, b, add, ...) \
+	asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" add ", 0;\n" \
+		     "wgmma.mma_async.sync.aligned.m64n" columns "k32.s32.s8.s8 {" words "}, {%" a0 ",%" a1 ",%" a2 ",%" a3 "}, %" b ", add;\n}" \
+		     : __VA_ARGS__ \
+		     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand), "n"(ADD))
+template <int ADD> static __device__ __forceinline__ void group_mma_bytes(int (&c)[32], const uint32_t a[4], uint64_t operand)
+{
+	MMA_BYTES("64", WORDS_32, "32", "33", "34", "35", "36", "37", INTS_32(c, 0));
+}
+template <int ADD> static __device__ __forceinline__ void group_mma_bytes(int (&c)[64], const uint32_t a[4], uint64_t operand)
+{
+	MMA_BYTES("128", WORDS_64, "64", "65", "66", "67", "68", "69", INTS_32(c, 0), INTS_32(c, 32));
+}
+template <int N> static __device__ __forceinline__ void group_hold(int (&c)[N])
+{
+#pragma unroll
+	for (int i = 0; i < N; i++)
+		asm volatile("" : "+r"(c[i])::"memory");
+}
+#undef MMA_BYTES
+#undef INTS_4
+#undef INTS_16
+#undef INTS_32
 #undef TILES_4
 #undef WORDS_32
 #undef WORDS_64

@@ -215,6 +215,16 @@ static void map(const char *name, enum td_weight_kind kind, int out, int in, int
 	drop_all();
 }
 
+/* So many columns that blocks of the GPU share the last tiles of a prompt. */
+static void long_rows(int out, int in, int group, int f32)
+{
+	struct td_linear r, d;
+
+	make_linear(TD_W_INT4, out, in, group, 1, &r, &d);
+	chunks("INT4 act8", &d, f32);
+	drop_all();
+}
+
 /* The calls that do several operations at once, against the operations one by one: bits, or the rounding of gate and up that is left out. */
 static void together(int hidden, int inner, int wide, int few, int group)
 {
@@ -350,6 +360,7 @@ static void act8(int big)
 		hundreds(200, 192, 64);
 		together(256, 1152, 400, 24, 128);
 		together(192, 320, 96, 16, 32);
+		long_rows(56, 2560, 128, 0);
 	}
 	if (big) {
 		together(2560, 9216, 12288, 64, 128);

@@ -239,6 +239,24 @@ static inline unsigned count_reader(unsigned *counter, unsigned n)
 	return count_arrival(counter, n);
 }
 
+/* Who sets a flag is in a block before. */
+static inline void flag_set(unsigned *flag)
+{
+	__syncwarp();
+	*flag = 1;
+}
+static inline void flag_wait(const unsigned *flag)
+{
+	if (!*flag)
+		abort();
+	__syncwarp();
+}
+static inline void flag_clear(unsigned *flag)
+{
+	__syncwarp();
+	*flag = 0;
+}
+
 static inline uint32_t shared_address(const void *p)
 {
 	return emu::shared_address(p);
@@ -329,6 +347,17 @@ static inline void load_matrix_transposed(uint32_t r[4], const void *sh)
 		memcpy(&odd, p[8 * i + 2 * (l % 4) + 1], sizeof(odd));
 		r[i] = even[l / 4] | (uint32_t)odd[l / 4] << 16;
 	}
+}
+
+static inline uint32_t turn_matrix(uint32_t v)
+{
+	emu::payload *p = emu::meet(&v, sizeof(v), NULL);
+	int l = emu::lane();
+	uint32_t even, odd;
+
+	memcpy(&even, p[8 * (l % 4) + l / 8], sizeof(even));
+	memcpy(&odd, p[8 * (l % 4) + 4 + l / 8], sizeof(odd));
+	return (even >> l / 4 % 2 * 16 & 0xffff) | (odd >> l / 4 % 2 * 16) << 16;
 }
 
 /* What compute capability 9.0 alone has. */
@@ -525,6 +554,53 @@ template <int ADD, int NT> static inline void group_mma_halves(float (&c)[NT][4]
 	}
 }
 template <class T, int NT> static inline void group_hold(T (&)[NT][4])
+{
+}
+
+struct emu_group_bytes {
+	int *c;
+	uint64_t b;
+	uint32_t a[4];
+	int add;
+};
+static_assert(sizeof(emu_group_bytes) <= emu::PAYLOAD, "fits");
+
+template <int N> __attribute__((target_clones("avx2", "default"), optimize("O3"))) static void emu_group_bytes_all(emu::payload *p)
+{
+	static int a[16][32], b[32][N], c[16][N];
+	const emu_group_bytes *first = (const emu_group_bytes *)p[0];
+
+	for (int l = 0; l < 32; l++) {
+		const emu_group_bytes *m = (const emu_group_bytes *)p[l];
+		int g = l / 4, t = l % 4;
+
+		for (int r = 0; r < 4; r++)
+			for (int j = 0; j < 4; j++)
+				a[g + 8 * (r & 1)][4 * t + 16 * (r >> 1) + j] = (int8_t)(m->a[r] >> 8 * j);
+		for (int r = 0; r < N / 2; r++)
+			c[g + 8 * (r >> 1 & 1)][r / 4 * 8 + 2 * t + (r & 1)] = m->add ? m->c[r] : 0;
+	}
+	for (int j = 0; j < N; j++)
+		for (int k = 0; k < 32; k++) {
+			uint64_t at = first->b + (uint64_t)j * 128 + k;
+
+			b[k][j] = *(const int8_t *)emu::shared_pointer((uint32_t)(at ^ (at >> 3 & 0x70)));
+		}
+	for (int i = 0; i < 16; i++)
+		for (int k = 0; k < 32; k++)
+			for (int j = 0; j < N; j++)
+				c[i][j] += a[i][k] * b[k][j];
+	for (int l = 0; l < 32; l++)
+		for (int r = 0; r < N / 2; r++)
+			((emu_group_bytes *)p[l])->c[r] = c[l / 4 + 8 * (r >> 1 & 1)][r / 4 * 8 + 2 * (l % 4) + (r & 1)];
+}
+template <int ADD, int N> static inline void group_mma_bytes(int (&c)[N], const uint32_t a[4], uint64_t b)
+{
+	emu_group_bytes m = {c, b, {a[0], a[1], a[2], a[3]}, ADD};
+
+	emu::meet(&m, sizeof(m), emu_group_bytes_all<N * 2>);
+}
+template <int N> static inline void group_hold(int (&)[N])
 {
 }
 
