@@ -93,7 +93,7 @@ static int warm(struct td_drafter *d, struct td_error *err)
 {
 	struct td_seq seq = {.rows = d->rows_max < d->shm->cfg.context ? d->rows_max : d->shm->cfg.context, .commit = 1};
 	struct td_batch b = {.n_seq = 1, .n_rows = seq.rows, .max_rows = seq.rows, .max_ctx = seq.rows, .seq = &seq};
-	struct td_tensor features = {d->o.exchange.features[0], d->ops->act, seq.rows, d->shm->cfg.features, d->shm->cfg.features};
+	struct td_tensor features = {d->o.exchange.features[0], d->ops->act, seq.rows, d->shm->cfg.features, d->shm->cfg.features, 0};
 	const struct td_sampling greedy = {.top_p = 1, .repetition = 1, .logprobs = -1};
 
 	d->ops->upload(d->dev, d->sampling, &greedy, sizeof(greedy));
@@ -231,7 +231,7 @@ static int follow(struct td_drafter *d, const struct td_step *s, int *drafted, u
 	struct td_seq append_seq[TD_SLOTS_MAX], block_seq[TD_SLOTS_MAX];
 	struct td_batch append = {.seq = append_seq}, block = {.seq = block_seq};
 	uint32_t buffer = s->number % TD_FEATURE_BUFS;
-	struct td_tensor features = {d->o.exchange.features[buffer], d->ops->act, d->rows_max, d->shm->cfg.features, d->shm->cfg.features};
+	struct td_tensor features = {d->o.exchange.features[buffer], d->ops->act, d->rows_max, d->shm->cfg.features, d->shm->cfg.features, 0};
 	struct td_replay step = {.who = d, .ctx_max = d->shm->cfg.context};
 	int together, rc;
 

@@ -64,7 +64,7 @@ static struct td_tensor table(struct td_worker *w, const struct td_arena *arena,
 {
 	void *data = shared(w, arena, s, what);
 
-	return (struct td_tensor){data, TD_BF16, (int)s->out, (int)s->in, (int)s->in};
+	return (struct td_tensor){data, TD_BF16, (int)s->out, (int)s->in, (int)s->in, 0};
 }
 
 static void map_target(struct td_worker *w, struct td_drafter_options *opt, struct td_arena *arena)

@@ -24,7 +24,17 @@ static int max(int a, int b)
 
 static struct td_tensor shape(enum td_dtype dtype, int rows, size_t cols)
 {
-	return (struct td_tensor){ NULL, dtype, rows, (int)cols, (int)cols };
+	return (struct td_tensor){ NULL, dtype, rows, (int)cols, (int)cols, 0 };
+}
+
+/* A normed row, which 4-bit products may take in 8 bits. */
+static struct td_tensor normed(enum td_dtype act, int rows, size_t cols)
+{
+	struct td_tensor t = shape(act, rows, cols);
+
+	t.eight = act == TD_BF16 && cols % 8 == 0;
+	t.ld += t.eight ? (int)(td_act8_bytes((int)cols) / 2) : 0;
+	return t;
 }
 
 /* Backends with BF16 activations are the CUDA module. In MiB, for a table of ints. */
@@ -41,13 +51,13 @@ void td_target_buffers(const struct td_target_config *c, const struct td_shm_con
 	int block = s->slots * TD_BLOCK_MAX, rows = max(s->chunk, block);
 
 	b[TD_TB_X] = shape(TD_F32, rows, (size_t)c->hidden); /* the residual stream: rounding it at every layer would be most of the error */
-	b[TD_TB_NORM] = shape(act, rows, (size_t)c->hidden);
+	b[TD_TB_NORM] = normed(act, rows, (size_t)c->hidden);
 	/* what goes into a mixer and what comes out of it; then, in their place, the same of the MLP */
 	b[TD_TB_WIDE] = shape(act, rows, (size_t)max(max(2 * q + 2 * kv, 2 * c->k_heads * c->k_dim + 2 * v), 2 * c->intermediate));
 	b[TD_TB_BA] = shape(TD_F32, rows, 2 * (size_t)c->v_heads);
 	b[TD_TB_MIXED] = shape(act, rows, (size_t)max(max(q, v), c->intermediate));
 	b[TD_TB_PICKED] = shape(TD_F32, block, (size_t)c->hidden);
-	b[TD_TB_PICKED_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_TB_PICKED_NORM] = normed(act, block, (size_t)c->hidden);
 	b[TD_TB_LOGITS] = shape(TD_F32, block, (size_t)c->vocab);
 	b[TD_TB_TABLE] = shape(TD_I32, s->slots, (size_t)(s->context / TD_PAGE));
 	b[TD_TB_IDS] = shape(TD_I32, 1, (size_t)max(rows, s->context)); /* of a step, or of a prompt to be counted */
@@ -73,10 +83,10 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 	int columns = head ? (head->out + 3) / 4 * 4 : c->vocab; /* the head is the target's, of the same vocabulary (td_pair_check); rows of 16 bytes */
 
 	b[TD_DB_FUSED] = shape(TD_F32, rows, (size_t)c->hidden);
-	b[TD_DB_CONTEXT_ROW] = shape(act, rows, (size_t)c->hidden);
+	b[TD_DB_CONTEXT_ROW] = normed(act, rows, (size_t)c->hidden);
 	b[TD_DB_KV_ROW] = shape(act, rows, 2 * (size_t)kv);
 	b[TD_DB_X] = b[TD_DB_TAIL] = shape(TD_F32, block, (size_t)c->hidden);
-	b[TD_DB_NORM] = b[TD_DB_TAIL_NORM] = shape(act, block, (size_t)c->hidden);
+	b[TD_DB_NORM] = b[TD_DB_TAIL_NORM] = normed(act, block, (size_t)c->hidden);
 	b[TD_DB_WIDE] = shape(act, block, (size_t)(q + 2 * kv));
 	b[TD_DB_MIXED] = shape(act, block, (size_t)q);
 	b[TD_DB_GATE_UP] = shape(act, block, 2 * (size_t)c->intermediate);

@@ -32,7 +32,7 @@ void td_drafter_buffers(const struct td_drafter_config *c, const struct td_shm_c
 			struct td_tensor b[TD_DRAFTER_BUFFERS]);
 static inline size_t td_buffer_bytes(struct td_tensor b)
 {
-	return (size_t)b.rows * (size_t)b.cols * td_dtype_size(b.dtype);
+	return (size_t)b.rows * (size_t)b.ld * td_dtype_size(b.dtype);
 }
 /* Allocates a table of n whose last is the scratch, and lends that. What was had before a failure stays in the table, for td_buffers_free. */
 int td_buffers_take(const char *who, const struct td_ops *ops, struct td_dev *dev, int slots, struct td_tensor *b, int n, struct td_error *err);

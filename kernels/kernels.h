@@ -50,6 +50,7 @@ struct td_tensor {
 	enum td_dtype dtype;
 	int rows, cols;
 	int ld; /* >= cols */
+	int eight; /* BF16: behind each row's columns, within ld, there is room for them in 8 bits (td_act8_bytes): rms_norm fills it, products with td_linear.act8 take it */
 };
 
 static inline struct td_tensor td_rows(struct td_tensor t, int row0, int rows)
@@ -62,6 +63,7 @@ static inline struct td_tensor td_cols(struct td_tensor t, int col0, int cols)
 {
 	t.data = (char *)t.data + (size_t)col0 * td_dtype_size(t.dtype);
 	t.cols = cols;
+	t.eight = 0;
 	return t;
 }
 
@@ -86,6 +88,14 @@ struct td_linear {
  * each operation rounded to float32. y = sum over groups of weight scale * scale * sum of (code - 8) * q, the inner sum exact in integers.
  */
 enum { TD_ACT8_GROUP = 128 };
+
+/* Bytes of such a row in the backend's order: of each group its bytes, then all scales; a multiple of 16. */
+static inline size_t td_act8_bytes(int cols)
+{
+	size_t groups = ((size_t)cols + TD_ACT8_GROUP - 1) / TD_ACT8_GROUP;
+
+	return (groups * (TD_ACT8_GROUP + 4) + 15) / 16 * 16;
+}
 
 /* Host side of a linear map as the checkpoint holds it, several modules stacked along `out` ("fused": q|k|v, gate|up, ...). */
 struct td_linear_part {

@@ -52,7 +52,7 @@ static void *random_host(struct td__bench *b, size_t bytes, int packed)
 struct td_tensor td__bench_tensor(struct td__bench *b, struct td__work *w, enum td_dtype type, int rows, int cols)
 {
 	size_t bytes = (size_t)rows * (size_t)cols * td_dtype_size(type);
-	struct td_tensor t = {td__bench_device(b, w, bytes), type, rows, cols, cols};
+	struct td_tensor t = {td__bench_device(b, w, bytes), type, rows, cols, cols, 0};
 	void *host = t.data ? random_host(b, bytes, 0) : NULL;
 
 	if (host) {

@@ -59,8 +59,8 @@ void td__cache_copy(struct td_target *t, int layer, int from, int to)
 {
 	const struct td_target_config *c = &t->w->cfg;
 	int rows = c->v_heads, cols = c->k_dim * c->v_dim, channels = 2 * c->k_heads * c->k_dim + c->v_heads * c->v_dim;
-	struct td_tensor s = {t->gdn[layer].s, TD_F32, rows, cols, cols};
-	struct td_tensor tail = {t->gdn[layer].tail, t->ops->act, TD_CONV_TAIL, channels, channels};
+	struct td_tensor s = {t->gdn[layer].s, TD_F32, rows, cols, cols, 0};
+	struct td_tensor tail = {t->gdn[layer].tail, t->ops->act, TD_CONV_TAIL, channels, channels, 0};
 
 	t->ops->copy(t->dev, td_rows(s, from * rows, rows), td_rows(s, to * rows, rows));
 	t->ops->copy(t->dev, td_rows(tail, from * TD_CONV_TAIL, TD_CONV_TAIL), td_rows(tail, to * TD_CONV_TAIL, TD_CONV_TAIL));

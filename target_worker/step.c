@@ -61,7 +61,7 @@ static int step_begin(struct td_target *t, struct plan *p, struct td_error *err)
 		p->record->n_entries = 0;
 		p->record->n_rows = 0;
 		p->features = (struct td_tensor){t->o.exchange.features[n % TD_FEATURE_BUFS], t->ops->act, t->shm->cfg.feature_rows, t->shm->cfg.features,
-						 t->shm->cfg.features};
+						 t->shm->cfg.features, 0};
 	}
 	t->step = n;
 	p->began = td_now_us();

@@ -187,7 +187,7 @@ static void round_row(void *job, int r, int thread)
 /* x becomes its rounded self, in the device's room for it. */
 static int round_rows(struct td_dev *dev, struct job *j)
 {
-	struct td_tensor q = { NULL, TD_F32, j->x.rows, j->x.cols, j->x.cols };
+	struct td_tensor q = { NULL, TD_F32, j->x.rows, j->x.cols, j->x.cols, 0 };
 	int groups = (q.cols + TD_ACT8_GROUP - 1) / TD_ACT8_GROUP;
 	size_t values = (size_t)q.rows * (size_t)q.cols;
 	struct rounding rounding;

@@ -10,7 +10,7 @@
 #include "kernels/cuda/linear_tile.cuh"
 
 struct bf16_format {
-	enum { TILES = 1, STARTS = 0, ROW = CHUNK * 2, RANKS_APART = 0, DEEP = 2, COST_TILE = 54, COST_STEP = 22, COST_PART = 0 };
+	enum { TILES = 1, STARTS = 0, ROW = CHUNK * 2, EIGHT = 0, DEEP = 2, COST_TILE = 54, COST_STEP = 22, COST_PART = 0 };
 
 	static __device__ __forceinline__ void keep(const uint4 x[UNITS], uint32_t to, uint32_t, int)
 	{

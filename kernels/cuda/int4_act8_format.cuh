@@ -26,7 +26,7 @@ static __device__ __forceinline__ void act8_weights(uint32_t first, uint32_t sec
 }
 
 template <int P> struct int4_act8_format : int4_order<P> {
-	enum { STARTS = 1, ROW = CHUNK, RANKS_APART = 1, DEEP = P == 1 ? 6 : 4, COST_TILE = 45, COST_STEP = 8, COST_PART = 30, UNITS_OF = UNITS / P };
+	enum { STARTS = 1, ROW = CHUNK, EIGHT = 1, DEEP = P == 1 ? 6 : 4, COST_TILE = 45, COST_STEP = 8, COST_PART = 30, UNITS_OF = UNITS / P };
 
 	/* The activations as bytes, and of each row and chunk the scale. */
 	static __device__ __forceinline__ void keep(const uint4 x[UNITS], uint32_t to, uint32_t scales, int)

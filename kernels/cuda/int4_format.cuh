@@ -24,7 +24,7 @@ static __device__ __forceinline__ void expand(uint32_t w, uint32_t a[4])
 }
 
 template <int P> struct int4_format : int4_order<P> {
-	enum { STARTS = P, ROW = CHUNK * 2, RANKS_APART = 0, DEEP = 2, COST_TILE = 54, COST_STEP = 22, COST_PART = 0, UNITS_OF = UNITS / P };
+	enum { STARTS = P, ROW = CHUNK * 2, EIGHT = 0, DEEP = 2, COST_TILE = 54, COST_STEP = 22, COST_PART = 0, UNITS_OF = UNITS / P };
 
 	/* Of eight rows of a chunk -24 times the sums of their activations, each group's part q by itself, by products with ones: put(q, row 2t's, row 2t + 1's),
 	 * in lane 4g + t. */

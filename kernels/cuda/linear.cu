@@ -92,7 +92,7 @@ int td__cuda_pack(struct td_dev *dev, const struct td_linear *w, const struct td
 
 void td__cuda_pack_rows(struct td_dev *dev, const struct td_linear *from, const int32_t *id, const struct td_linear *w)
 {
-	struct td_tensor all = {from->data, TD_BF16, from->out, from->in, from->in}, some = {w->data, TD_BF16, w->out, w->in, w->in};
+	struct td_tensor all = {from->data, TD_BF16, from->out, from->in, from->in, 0}, some = {w->data, TD_BF16, w->out, w->in, w->in, 0};
 
 	if (dev->error.code)
 		return;

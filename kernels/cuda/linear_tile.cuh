@@ -47,6 +47,7 @@ struct linear_args {
 	int block_chunks, block_tiles; /* of a block */
 	int rank_bits, part_bits; /* 1 << bits blocks of a cluster, parts of a block's chunks */
 	const bf16 *x; /* (rows, ldx) */
+	const char *x8; /* the first row in 8 bits, rows as far from each other as x's (act8.cuh); or NULL */
 	int ldx, rows;
 	void *y; /* (rows, ldy) */
 	int ldy, y_f32, accumulate, by_two; /* two neighbours at once */
@@ -188,6 +189,44 @@ static __device__ __forceinline__ void take_rows(const struct linear_args &p, co
 	part_meets(b.k, columns * 32);
 }
 
+/* The same of rows that are in 8 bits already. */
+template <class F, int NT>
+static __device__ __forceinline__ void take_rounded(const struct linear_args &p, const struct linear_place &b, uint32_t at, uint32_t pitch, uint32_t scales)
+{
+	enum { BATCH = 3 };
+	int columns = WARPS >> p.part_bits, last = b.end * NT, row0 = b.row0 + (threadIdx.x >> 2 & 7), t = threadIdx.x & 3;
+	size_t step = (size_t)p.ldx * 2;
+	const char *x = p.x8 + row0 * step + (size_t)b.c0 * CHUNK + t * 16;
+	const float *scale = (const float *)(p.x8 + row0 * step + (size_t)p.chunks * CHUNK) + b.c0;
+
+	for (int first = b.begin * NT + b.n; first < last; first += BATCH * columns) {
+		uint4 v[BATCH][2];
+		float s[BATCH];
+
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			int i = first + k * columns, n = i % NT * 8, c = i / NT, there = i < last && row0 + n < p.rows;
+
+			v[k][0] = there ? __ldcg((const uint4 *)(x + n * step + c * CHUNK)) : make_uint4(0, 0, 0, 0);
+			v[k][1] = there ? __ldcg((const uint4 *)(x + n * step + c * CHUNK + CHUNK / 2)) : make_uint4(0, 0, 0, 0);
+			s[k] = there ? __ldcg((const float *)((const char *)scale + n * step) + c) : 0.0f;
+		}
+#pragma unroll
+		for (int k = 0; k < BATCH; k++) {
+			int i = first + k * columns;
+			uint32_t to = at + i % NT * 8 * pitch + i / NT * F::ROW;
+
+			if (i >= last)
+				break;
+			store16(to, v[k][0]);
+			store16(to + CHUNK / 2, v[k][1]);
+			if (t == 0)
+				store4(scales + i / NT * (NT * 32) + i % NT * 32 + (threadIdx.x >> 2 & 7) * 4, __float_as_uint(s[k]));
+		}
+	}
+	part_meets(b.k, columns * 32);
+}
+
 /* ---- sums ---------------------------------------------------------------------------------------------------------------------------- */
 
 /* A warp's sums of a pass to the blocks that own them: (unit of the owner, source, lane). */
@@ -286,7 +325,7 @@ template <class F, int NT> static __device__ __forceinline__ void finish(const s
 			before_lo = before2(p, row, o);
 			before_hi = before2(p, row, o + 8);
 		}
-		v = F::RANKS_APART ? add_ranks(from, p.part_bits, sources) : add_sources(from, sources);
+		v = F::EIGHT ? add_ranks(from, p.part_bits, sources) : add_sources(from, sources);
 		put_unit(p, tile0 + u / NT, b.row0 + u % NT * 8, v, before_lo, before_hi);
 	}
 }
@@ -368,7 +407,10 @@ template <class F, int NT, int T> static __device__ __forceinline__ void linear_
 	ranks_arrive(p.rank_bits);
 	let_next_start();
 	after_previous();
-	take_rows<F, NT>(p, b, at, pitch, starts);
+	if (F::EIGHT && p.x8)
+		take_rounded<F, NT>(p, b, at, pitch, starts);
+	else
+		take_rows<F, NT>(p, b, at, pitch, starts);
 	ask_ahead<F, T, SETS>(p, b, 1, SETS - 1, set, line);
 	if (p.rank_bits)
 		cluster_wait();
@@ -519,6 +561,7 @@ static inline struct linear_args arguments(struct td_tensor x, const struct td_l
 	p.chunks = div_up(w->in, CHUNK);
 	p.tiles = div_up(w->out, TILE);
 	p.x = (const bf16 *)x.data;
+	p.x8 = x.eight ? (const char *)(p.x + x.cols) : NULL;
 	p.ldx = x.ld;
 	p.rows = x.rows;
 	p.y = y.data;

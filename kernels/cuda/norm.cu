@@ -3,8 +3,10 @@
  *
  * RMS norm: one block per row, which a thread reads once, 8 neighbouring columns at a time, and keeps; a few such groups for rows of more than 8,192.
  * SwiGLU: a thread takes 8 columns of a row. Each thread takes the same columns whatever the batch, so the order of the sum is the shape's alone. Rows
- * that do not lie at multiples of 16 bytes are read one by one, by kernels of their own: nothing of the 4B model is.
+ * that do not lie at multiples of 16 bytes are read one by one, by kernels of their own: nothing of the 4B model is. A normed row may be wanted in 8 bits,
+ * too (td_tensor.eight), for products that would otherwise round it in each of their blocks.
  */
+#include "kernels/cuda/act8.cuh"
 #include "kernels/cuda/internal.cuh"
 
 enum { GROUP = 8, THREADS_MAX = 1024, GROUPS_MAX = 4, SINGLE_THREADS = 256, SWIGLU_THREADS = 128 };
@@ -46,9 +48,13 @@ static __device__ __forceinline__ void group_at(const bf16 *x, float v[GROUP])
 	v[0] = bf16_lo(a.x), v[1] = bf16_hi(a.x), v[2] = bf16_lo(a.y), v[3] = bf16_hi(a.y);
 	v[4] = bf16_lo(a.z), v[5] = bf16_hi(a.z), v[6] = bf16_lo(a.w), v[7] = bf16_hi(a.w);
 }
+static __device__ __forceinline__ uint4 packed(const float v[GROUP])
+{
+	return make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+}
 static __device__ __forceinline__ void group_to(bf16 *y, const float v[GROUP])
 {
-	*(uint4 *)y = make_uint4(bf16_pair(v[0], v[1]), bf16_pair(v[2], v[3]), bf16_pair(v[4], v[5]), bf16_pair(v[6], v[7]));
+	*(uint4 *)y = packed(v);
 }
 
 /* ---- RMS norm ------------------------------------------------------------------------------------------------------------------------ */
@@ -62,19 +68,35 @@ template <int GROUPS> static __device__ __forceinline__ void weights_at(const fl
 			group_at(w + c0 + i * step, by[i]);
 }
 
-/* Its groups of the normed row; y: column c0 of it. */
+/* Its groups of the normed row; y: the row. eight: and in 8 bits behind its columns; a chunk's 16 groups lie with neighbouring lanes, all of which call it. */
 template <int GROUPS>
 static __device__ __forceinline__ void normed_to(bf16 *y, int c0, int step, int cols, float (&v)[GROUPS][GROUP], const float (&by)[GROUPS][GROUP], float scale,
-						 float one)
+						 float one, int eight)
 {
+	int chunks = (cols + TD_ACT8_GROUP - 1) / TD_ACT8_GROUP;
+	char *behind = (char *)(y + cols);
+
 #pragma unroll
-	for (int i = 0; i < GROUPS; i++)
-		if (c0 + i * step < cols) {
+	for (int i = 0; i < GROUPS; i++) {
+		int c = c0 + i * step;
+		uint4 w = make_uint4(0, 0, 0, 0);
+
+		if (c < cols) {
 #pragma unroll
 			for (int k = 0; k < GROUP; k++)
 				v[i][k] *= scale * (one + by[i][k]);
-			group_to(y + i * step, v[i]);
+			w = packed(v[i]);
+			*(uint4 *)(y + c) = w;
 		}
+		if (eight) {
+			float largest = act8_largest<TD_ACT8_GROUP / GROUP>(act8_most(w));
+
+			if (c < chunks * TD_ACT8_GROUP)
+				*(uint2 *)(behind + c / TD_ACT8_GROUP * TD_ACT8_GROUP + act8_place(c % TD_ACT8_GROUP / GROUP)) = act8_eight(w, act8_factor(largest));
+			if (c % TD_ACT8_GROUP == 0 && c < cols)
+				((float *)(behind + chunks * TD_ACT8_GROUP))[c / TD_ACT8_GROUP] = act8_scale(largest);
+		}
+	}
 }
 
 /* Threads for rows of so many groups. */
@@ -84,7 +106,7 @@ static int threads_for(int groups)
 }
 
 template <class T, int GROUPS>
-static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols)
+static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int eight)
 {
 	float sum = 0, by[GROUPS][GROUP], v[GROUPS][GROUP];
 	int c0 = threadIdx.x * GROUP, step = blockDim.x * GROUP;
@@ -93,7 +115,7 @@ static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, floa
 	let_next_start();
 	after_previous();
 	x += (size_t)blockIdx.x * ldx + c0;
-	y += (size_t)blockIdx.x * ldy + c0;
+	y += (size_t)blockIdx.x * ldy;
 #pragma unroll
 	for (int i = 0; i < GROUPS; i++)
 		if (c0 + i * step < cols)
@@ -104,10 +126,10 @@ static __global__ void rms_norm_kernel(const T *x, int ldx, const float *w, floa
 #pragma unroll
 			for (int k = 0; k < GROUP; k++)
 				sum += v[i][k] * v[i][k];
-	normed_to(y, c0, step, cols, v, by, 1.0f / sqrtf(block_sum(sum) / cols + eps), one);
+	normed_to(y, c0, step, cols, v, by, 1.0f / sqrtf(block_sum(sum) / cols + eps), one, eight);
 }
 
-template <class T> static __global__ void rms_norm_single(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols)
+template <class T> static __global__ void rms_norm_single(const T *x, int ldx, const float *w, float eps, float one, bf16 *y, int ldy, int cols, int)
 {
 	float sum = 0, scale;
 
@@ -131,15 +153,17 @@ static int grouped(struct td_tensor t)
 template <class T> static void rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, float eps, float one, struct td_tensor y)
 {
 	int groups = x.cols / GROUP, threads = threads_for(groups);
-	void (*kernel)(const T *, int, const float *, float, float, bf16 *, int, int) = rms_norm_kernel<T, 1>;
+	void (*kernel)(const T *, int, const float *, float, float, bf16 *, int, int, int) = rms_norm_kernel<T, 1>;
 
 	if (!grouped(x) || !grouped(y) || (uintptr_t)w % 16 || groups > THREADS_MAX * GROUPS_MAX) {
+		if (y.eight)
+			td__cuda_fail(dev, TD_E_INTERNAL, "rms_norm: rows of %d columns that don't lie at multiples of 16 bytes can't be made in 8 bits", y.cols);
 		kernel = rms_norm_single<T>;
 		threads = SINGLE_THREADS;
 	} else if (groups > THREADS_MAX) {
 		kernel = rms_norm_kernel<T, GROUPS_MAX>;
 	}
-	td__cuda_launch(dev, "rms_norm", kernel, x.rows, threads, 0, (const T *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols);
+	td__cuda_launch(dev, "rms_norm", kernel, x.rows, threads, 0, (const T *)x.data, x.ld, w, eps, one, (bf16 *)y.data, y.ld, x.cols, y.eight);
 }
 
 void td__cuda_rms_norm(struct td_dev *dev, struct td_tensor x, const float *w, float eps, int zero_centred, struct td_tensor y)

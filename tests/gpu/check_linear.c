@@ -339,6 +339,44 @@ static void some_rows(const char *name, enum td_weight_kind kind, int out, int i
 	drop_all();
 }
 
+/* Rows that the norm has left in 8 bits, too, give the bits of rows that the product rounds. */
+static void rounded(int out, int in, int group)
+{
+	static const int many[] = {1, 9, 16, 40, 64};
+	struct td_linear r, d, few_r, few;
+	char shape[96];
+	int ok = 1;
+
+	if (dut.ops->act != TD_BF16)
+		return;
+	make_linear(TD_W_INT4, out, in, group, 1, &r, &d);
+	make_linear(TD_W_BF16, 24, in, 0, 1, &few_r, &few);
+	for (size_t i = 0; i < sizeof(many) / sizeof(many[0]); i++) {
+		int rows = many[i];
+		float *v = random_values((size_t)rows * in, 1), *w = random_values((size_t)in, 1);
+		struct td_tensor x, y = new_act(&dut, rows, in, in + (int)td_act8_bytes(in) / 2), to[4], b[2];
+
+		memset(v, 0, sizeof(*v) * (size_t)(in < 128 ? in / 2 : 128)); /* a group of nothing */
+		x = put_f32(&dut, v, rows, in, in);
+		y.eight = 1;
+		batch_of(&dut, rows, 0);
+		dut.ops->rms_norm(dut.dev, x, put(&dut, w, sizeof(*w) * (size_t)in), 1e-6f, 1, y);
+		for (int k = 0; k < 4; k++) {
+			to[k] = new_act(&dut, rows, out, out);
+			b[k & 1] = new_f32(&dut, rows, 24, 24);
+			y.eight = k & 1;
+			if (k < 2)
+				dut.ops->linear(dut.dev, y, &d, to[k], 0);
+			else
+				dut.ops->linear2(dut.dev, y, &d, to[k], &few, b[k & 1]);
+			ok &= k == 0 || same_bits(get_values(&dut, to[0]), get_values(&dut, to[k]), (size_t)rows * out);
+		}
+	}
+	snprintf(shape, sizeof(shape), "INT4 g%d act8 %d x %d: rows rounded by the norm, bits", group, out, in);
+	verdict_bool("linear", shape, ok);
+	drop_all();
+}
+
 /* Maps that take activations in 8 bits: as above, and sums of values that are far from each other, or all nothing. */
 static void act8(int big)
 {
@@ -347,6 +385,10 @@ static void act8(int big)
 	making_act8 = 1;
 	some_rows("INT4 g32 act8", TD_W_INT4, 100, 160, 32, 37);
 	some_rows("INT4 g128 act8", TD_W_INT4, 72, 256, 128, 20);
+	rounded(200, 640, 128);
+	rounded(72, 96, 32);
+	if (big)
+		rounded(12288, 2560, 128);
 	if (brief) {
 		map("INT4 g32 act8", TD_W_INT4, 72, 96, 32, 1, 0, few);
 		map("INT4 g128 act8", TD_W_INT4, 100, 1152, 128, 1, 1, few);

@@ -57,7 +57,7 @@ static void make_model(struct model *m, struct side *s)
 	make_linear(TD_W_BF16, QKV, HIDDEN, 0, 1, &other, &m->w);
 	for (int i = 0; i < VOCAB * HIDDEN; i++)
 		table16[i] = td_bf16(rnd_normal());
-	m->embed = (struct td_tensor){put(s, table16, sizeof(*table16) * VOCAB * HIDDEN), TD_BF16, VOCAB, HIDDEN, HIDDEN};
+	m->embed = (struct td_tensor){put(s, table16, sizeof(*table16) * VOCAB * HIDDEN), TD_BF16, VOCAB, HIDDEN, HIDDEN, 0};
 	m->x = new_f32(s, ROWS, HIDDEN, HIDDEN);
 	m->norm = new_act(s, ROWS, HIDDEN, HIDDEN);
 	m->qkv = new_act(s, ROWS, QKV, QKV);

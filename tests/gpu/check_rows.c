@@ -53,8 +53,8 @@ static void embed(int vocab, int cols, int rows)
 		bits[i] = td_bf16(x[i]);
 	for (int i = 0; i < rows; i++)
 		ids[i] = i == 0 ? vocab - 1 : (int32_t)(rnd() % (uint64_t)vocab);
-	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
-	td = (struct td_tensor){put(&dut, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
+	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols, 0};
+	td = (struct td_tensor){put(&dut, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols, 0};
 	ref.ops->embed(ref.dev, tr, put(&ref, ids, (size_t)rows * 4), yr);
 	dut.ops->embed(dut.dev, td, put(&dut, ids, (size_t)rows * 4), yd);
 	a = get_values(&dut, yd);

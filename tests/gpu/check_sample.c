@@ -310,8 +310,8 @@ static void rescore(int rows, int cols, int vocab, int real, int steps, int some
 		bits[i] = td_bf16(w[i]);
 	for (size_t i = 0; i < n; i++)
 		logits[i] = steps ? (float)(rnd() % (uint64_t)steps) : i % 97 == 3 ? NAN : logits[i];
-	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
-	td = (struct td_tensor){put(&dut, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols};
+	tr = (struct td_tensor){put(&ref, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols, 0};
+	td = (struct td_tensor){put(&dut, bits, (size_t)vocab * cols * 2), TD_BF16, vocab, cols, cols, 0};
 	lr = put_f32(&ref, logits, rows, wide, wide);
 	ld = put_f32(&dut, logits, rows, wide, wide);
 	ref.ops->rescore(ref.dev, xr, tr, lr, some ? &of_r : NULL, real);

@@ -122,8 +122,8 @@ static void linear(const char *name, enum td_weight_kind kind, int act8, int out
 		b->w[i] = (struct td_linear){.kind = kind, .in = in, .out = out, .group = group, .act8 = act8, .data = put(&dut, NULL, bytes)};
 		if (i == 0 && dut.ops->pack(dut.dev, &b->w[0], &part, 1, &err))
 			die("pack", &err);
-		dut.ops->copy(dut.dev, (struct td_tensor){b->w[0].data, TD_F32, 1, (int)(bytes / 4), (int)(bytes / 4)},
-			      (struct td_tensor){b->w[i].data, TD_F32, 1, (int)(bytes / 4), (int)(bytes / 4)});
+		dut.ops->copy(dut.dev, (struct td_tensor){b->w[0].data, TD_F32, 1, (int)(bytes / 4), (int)(bytes / 4), 0},
+			      (struct td_tensor){b->w[i].data, TD_F32, 1, (int)(bytes / 4), (int)(bytes / 4), 0});
 	}
 	for (; *rows; rows++) {
 		float *x = random_values((size_t)*rows * in, 1);

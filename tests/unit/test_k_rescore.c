@@ -30,7 +30,7 @@ static void rows_are(int rows, int cols, int vocab, int real, int kind)
 	size_t n = (size_t)rows * (size_t)vocab;
 	float *x = malloc(sizeof(*x) * (size_t)(rows * cols)), *was = malloc(sizeof(*was) * n), *now = malloc(sizeof(*now) * n), *one = malloc(sizeof(*one) * (size_t)vocab);
 	uint16_t *table = malloc(sizeof(*table) * (size_t)(vocab * cols));
-	struct td_tensor xt = { x, TD_F32, rows, cols, cols }, wt = { table, TD_BF16, vocab, cols, cols }, lt = { now, TD_F32, rows, vocab, vocab };
+	struct td_tensor xt = { x, TD_F32, rows, cols, cols, 0 }, wt = { table, TD_BF16, vocab, cols, cols, 0 }, lt = { now, TD_F32, rows, vocab, vocab, 0 };
 	int changed = 0;
 
 	assert_true(x && was && now && one && table);
@@ -57,7 +57,7 @@ static void rows_are(int rows, int cols, int vocab, int real, int kind)
 				changed++;
 		}
 		memcpy(one, v, sizeof(*one) * (size_t)vocab);
-		ops->rescore(dev, td_rows(xt, r, 1), wt, (struct td_tensor){ one, TD_F32, 1, vocab, vocab }, NULL, real);
+		ops->rescore(dev, td_rows(xt, r, 1), wt, (struct td_tensor){ one, TD_F32, 1, vocab, vocab, 0 }, NULL, real);
 		assert_memory_equal(one, now + (size_t)r * (size_t)vocab, sizeof(*one) * (size_t)vocab);
 	}
 	if (kind != 2)

@@ -79,7 +79,7 @@ static void embedding(void **state)
 	struct td_error err = { 0 };
 	uint16_t table[4 * 5];
 	const int32_t ids[3] = { 3, 0, 3 }, bad[3] = { 1, 4, -1 };
-	struct td_tensor t = { table, TD_BF16, 4, 4, 5 }, y = k_tensor(3, 4, 2);
+	struct td_tensor t = { table, TD_BF16, 4, 4, 5, 0 }, y = k_tensor(3, 4, 2);
 
 	(void)state;
 	for (int i = 0; i < 20; i++)

@@ -247,7 +247,7 @@ static double apart(const struct td_ops *ops, struct td_dev *dev, const struct t
 		host[i] = normal();
 	ops->upload(dev, x, host, sizeof(float) * (size_t)in);
 	for (int k = 0; k < 2; k++) {
-		ops->linear(dev, (struct td_tensor){ x, TD_F32, 1, in, in }, k ? b : a, (struct td_tensor){ y, TD_F32, 1, out, out }, 0);
+		ops->linear(dev, (struct td_tensor){ x, TD_F32, 1, in, in, 0 }, k ? b : a, (struct td_tensor){ y, TD_F32, 1, out, out, 0 }, 0);
 		OK(ops->download(dev, host + in + k * out, y, sizeof(float) * (size_t)out, &err));
 	}
 	for (int i = 0; i < out; i++) {

@@ -93,7 +93,7 @@ static void map_is(struct td_st *st, const struct td_fused *f, int in, const cha
 		memset(host, 0, (size_t)in * 4);
 		host[c] = 1;
 		ops->upload(dev, x, host, (size_t)in * 4);
-		td_fused_apply(ops, dev, (struct td_tensor){ x, TD_F32, 1, in, in }, f, (struct td_tensor){ y, TD_F32, 1, f->out, f->out });
+		td_fused_apply(ops, dev, (struct td_tensor){ x, TD_F32, 1, in, in, 0 }, f, (struct td_tensor){ y, TD_F32, 1, f->out, f->out, 0 });
 		OK(ops->download(dev, host + in, y, (size_t)f->out * 4, &err));
 		for (int m = 0, row = 0; m < n; m++)
 			for (int r = 0; r < out[m]; r++, row++) {
