@@ -2,16 +2,19 @@
  * attend.cu: attention of a few rows over many keys: verify and decode of the target, the drafter's block.
  *
  * Work: keys come in tiles of 64, a page. Of the tiles that a row sees each belongs to one of SPANS spans by its number alone (tile modulo SPANS; drafter:
- * counted from the first tile that the block's window needs). A block takes one span, one kv head and a group of up to 64 (row, query head) pairs that
+ * counted from the first tile that the block's window needs). A block takes a span, one kv head and a group of up to 64 (row, query head) pairs that
  * share this kv head: 16 rows at 4 query heads per kv head. So each key is read once for all of them. The grid is as large as the most spans there can be,
  * whatever the context: blocks without a tile leave at once, and a recorded launch fits every context.
+ *
+ * Where many sequences have more spans than the GPU has room for blocks, a block takes a strand of them, one after the other (attend_span.cuh), and all that
+ * stands before its first tile, q above all, is done once. Each span is summed for itself and leaves the same bits as in a block of its own.
  *
  *	weights of the norms; K and V tiles into a ring, as far as there is room; cos and sin	| before the kernel before this one has ended
  *	q and this step's own k and v: norm and rotary -> shared memory, new keys to the cache
  *	for each tile, from the last one down:
  *		S = Q K^T, 8 warps = MT tiles of 16 pairs times 8 / MT parts of the keys -> maximum over the parts
  *		P = exp2(S - maximum) through shared memory -> O += P V, parts of the dims
- *	each block leaves (O / sum, maximum, sum) per pair; the second kernel, attend_sum.cu, adds a pair's spans and applies the gate
+ *	each span leaves (O / sum, maximum, sum) per pair; the second kernel, attend_sum.cu, adds a pair's spans and applies the gate
  *
  * Row invariance: which span a tile belongs to, where tiles lie and the order of all sums depend on a row's position alone: on MT, the parts and the ring
  * nothing depends. A tile that a row can't see multiplies its sums by 1 and adds 0. The last tiles come first since this step's own keys lie there, which are
@@ -68,13 +71,13 @@ void td__attend_append(struct td_dev *dev, const struct attend_args *p, const st
 			dim3(b->n_rows), APPEND_WARPS * 32, 0, *p, b->n_seq);
 }
 
-/* All tiles of a span for the pairs of rows [r0, r1). Units of the ring one by one: scores with K, sums with V. */
-template <int D, int MT>
-static __device__ __forceinline__ void attend_span(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct feed *f, int kv_head,
-						   int r0, int r1, const struct places<D, MT> &sh)
+/* All tiles of a walk for the pairs of rows [r0, r1). Units of the ring one by one: scores with K, sums with V. */
+template <int D, int MT, bool MANY>
+static __device__ __forceinline__ void attend_walk(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct walk w, struct feed *f,
+						   int kv_head, int r0, int r1, const struct places<D, MT> &sh)
 {
 	enum { PARTS = WARPS / MT, KEYS = TILE / PARTS, COLS = D / PARTS };
-	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, m0 = warp % MT * 16, part = warp / MT, tile = sp.tile;
+	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, m0 = warp % MT * 16, part = warp / MT;
 	int active = r0 + row_of(p, m0) < r1;
 	float o[1][COLS / 8][4] = {}, l[1][4] = {}, max[2] = {-INFINITY, -INFINITY}, keep[2], sc[1][KEYS / 8][4];
 
@@ -87,12 +90,16 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 		if (!(u & 1)) {
 			if (active) {
 				scores<D, 1, KEYS / 8>(sc, sh.q, m0, sh_u, part * KEYS, lane);
-				mask<KEYS / 8>(sc[0], tile * TILE + part * KEYS, sh.sees + m0, sh.scale + m0, sh.max + part * MT * 16 + m0, lane);
+				mask<KEYS / 8>(sc[0], w.tile * TILE + part * KEYS, sh.sees + m0, sh.scale + m0, sh.max + part * MT * 16 + m0, lane);
 			}
 			__syncthreads();
+			if (MANY) /* two slots: the next keys may come as soon as these are read */
+				feed_next<D, MANY>(p, s, sp, kv_head, f, sh.ring);
 			if (active)
 				soften<KEYS / 8, PARTS>(sc[0], sh.max + m0, MT * 16, max, keep, sh.p, m0, part * KEYS / 8, lane);
 		} else {
+			int place = w.place;
+
 			if (active) {
 #pragma unroll
 				for (int k = 0; k < 4; k++) {
@@ -103,18 +110,34 @@ static __device__ __forceinline__ void attend_span(const struct attend_args &p, 
 				}
 				weigh<D, TILE, 1, COLS / 8>(o, l, sh.p, m0, sh_u, part * COLS / 8, lane);
 			}
-			tile -= sp.step;
-			if (tile < sp.first)
-				break;
+			walk_on<MANY>(p, sp, &w);
+			if (!MANY && w.tile < 0)
+				break; /* what it leaves is left below: within the loop it costs this form time */
+			if (MANY && (w.tile < 0 || w.place != place)) { /* this span is done */
+				leave<D, MT>(p, o[0], l[0], max, span_at<MANY>(p, place), kv_head, r0, r1);
+				if (w.tile < 0)
+					return;
+#pragma unroll
+				for (int k = 0; k < 4; k++) {
+					l[0][k] = 0;
+					max[k >> 1] = -INFINITY;
+#pragma unroll
+					for (int n = 0; n < COLS / 8; n++)
+						o[0][n][k] = 0;
+				}
+				if (p.draft && place == 0 && threadIdx.x < MT * 16)
+					sh.sees[threadIdx.x] = sees(p, s, r0 + row_of(p, threadIdx.x), 0);
+			}
 			__syncthreads();
 		}
-		feed_next<D>(p, s, sp, kv_head, f, sh.ring);
+		if (!MANY || (u & 1))
+			feed_next<D, MANY>(p, s, sp, kv_head, f, sh.ring);
 	}
-	leave<D, MT>(p, o[0], l[0], max, kv_head, r0, r1);
+	leave<D, MT>(p, o[0], l[0], max, span_at<MANY>(p, w.place), kv_head, r0, r1);
 }
 
-/* grid (spans, kv_heads, work items of this pass); an item is a sequence and a group of its rows */
-template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) span_kernel(const struct attend_args p)
+/* grid (strands, kv_heads, work items of this pass); an item is a sequence and a group of its rows */
+template <int D, int MT, bool MANY> static __global__ void __launch_bounds__(THREADS, 2) span_kernel(const struct attend_args p)
 {
 	extern __shared__ __align__(1024) bf16 attend_sh[];
 	struct places<D, MT> sh;
@@ -126,6 +149,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 	struct new_rows<D> mine;
 	struct td_seq s;
 	struct span sp;
+	struct walk w;
 	struct feed f;
 
 	let_next_start();
@@ -144,12 +168,12 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 	sh.turn = (float2 *)(sh.freq + D / 2);
 	s = part_of(p.seq[item / p.groups], p.part);
 	r1 = min(s.rows, r0 + p.rows_per_group);
-	sp = span_of(p, s, r1);
-	if (r0 >= r1 || sp.tile < sp.first) {
+	w = walk_begin<MANY>(p, s, r1, &sp);
+	if (r0 >= r1 || w.tile < 0) {
 		after_previous();
 		return;
 	}
-	feed_begin(p, s, sp, &f);
+	feed_begin<MANY>(p, s, sp, w, &f);
 	if ((int)threadIdx.x < half)
 		sh.freq[threadIdx.x] = freq;
 	if ((int)threadIdx.x < D) {
@@ -157,7 +181,7 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 		sh.weight[D + threadIdx.x] = (p.w.zero_centred ? 1.0f : 0.0f) + weight[1];
 	}
 	if (threadIdx.x < MT * 16)
-		sh.sees[threadIdx.x] = sees(p, s, r0 + row_of(p, threadIdx.x), sp.own);
+		sh.sees[threadIdx.x] = sees(p, s, r0 + row_of(p, threadIdx.x), own_keys(p, w));
 	__syncthreads();
 	first = p.draft ? 0 : r0;
 	last = p.draft ? s.rows : r1;
@@ -166,26 +190,45 @@ template <int D, int MT> static __global__ void __launch_bounds__(THREADS, 2) sp
 		turns(sh.freq, half, s.pos0 + r, sh.turn + (r - first) * half, threadIdx.x & 31, 32);
 #pragma unroll 1
 	for (int i = 0; early && i < p.slots; i++)
-		feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
+		feed_next<D, MANY>(p, s, sp, kv_head, &f, sh.ring);
 	queries_find<D>(p, (r1 - r0) * p.gqa, q);
 	x = p.x + (size_t)(s.row0 + r0) * p.ldx + kv_head * p.gqa * (p.w.gated ? 2 * D : D);
 	make_now(x);
 	__syncthreads();
 	after_previous();
 	queries_ask<D>(x, q);
-	fresh = sp.fresh < sp.limit && (sp.tile + 1) * TILE > sp.fresh;
+	fresh = fresh_of(p, sp, w) < limit_of(p, s, sp, w) && (w.tile + 1) * TILE > fresh_of(p, sp, w);
 	if (fresh)
-		fresh_ask<D>(p, s, sp, kv_head, mine);
+		fresh_ask<D>(p, s, sp, w, kv_head, mine);
 #pragma unroll 1
 	for (int i = 0; !early && i < p.slots; i++)
-		feed_next<D>(p, s, sp, kv_head, &f, sh.ring);
+		feed_next<D, MANY>(p, s, sp, kv_head, &f, sh.ring);
 	queries<D, MT>(p, r0, (r1 - r0) * p.gqa, q, sh);
 	if (fresh)
-		fresh_make<D>(p, s, sp, kv_head, mine, f.new_page, sh.ring, sh.turn, sh.weight + D);
-	attend_span<D, MT>(p, s, sp, &f, kv_head, r0, r1, sh);
+		fresh_make<D>(p, s, sp, w, kv_head, mine, f.new_page, sh.ring, sh.turn, sh.weight + D);
+	attend_walk<D, MT, MANY>(p, s, sp, w, &f, kv_head, r0, r1, sh);
 }
 
 /* ---- host ------------------------------------------------------------------------------------------------------------------------------ */
+
+/*
+ * Into how many strands the spans of a kv head go, where there are `heads` of these and room for `room` blocks at a time: the least time, if each span has
+ * one tile and a block's beginning takes as long as one and a half. At least 3, so that neighbours are apart.
+ */
+static int strands_for(int heads, int spans, int room)
+{
+	int best = spans, least = 0;
+
+	for (int n = spans; n >= 3; n--) {
+		int time = div_up(heads * n, room) * (2 * div_up(spans, n) + 3);
+
+		if (n != spans - 2 && (!least || time < least)) { /* with spans - 2 the first and the last one would be together (span_at) */
+			best = n;
+			least = time;
+		}
+	}
+	return best;
+}
 
 /* Passes over the work items, as many at once as scratch memory for their partial results allows. */
 template <int D, int MT> static void attend(struct td_dev *dev, struct attend_args p, const struct td_batch *b)
@@ -193,18 +236,22 @@ template <int D, int MT> static void attend(struct td_dev *dev, struct attend_ar
 	int items = b->n_seq * p.groups, turned = p.draft ? TD_BLOCK_MAX : p.rows_per_group;
 	int rows = p.rows < p.rows_per_group ? p.rows : p.rows_per_group;
 	size_t most = shared_bytes<D>(MT, 4, turned, p.w.rotary_dim), shared;
-	static int allowed; /* once per kernel */
+	static int allowed; /* bit by bit: once per kernel */
+	int many;
 
 	/* The long ring where a block has a multiprocessor for itself; with the short one it leaves room for others, of its own launch as well. */
 	p.slots = most > dev->shared_max || items * p.w.kv_heads * p.spans > dev->sms ? 2 : 4;
 	shared = shared_bytes<D>(MT, p.slots, turned, p.w.rotary_dim);
-	if (!allowed)
-		td__cuda_shared(dev, span_kernel<D, MT>, dev->shared_max); /* layers differ in what they need */
-	allowed = 1;
+	p.strands = p.slots == 4 ? p.spans : strands_for(items * p.w.kv_heads, p.spans, 2 * dev->sms);
+	many = p.strands < p.spans;
+	if (!(allowed >> many & 1))
+		td__cuda_shared(dev, many ? span_kernel<D, MT, true> : span_kernel<D, MT, false>, dev->shared_max); /* layers differ in what they need */
+	allowed |= 1 << many;
 	for (; p.item0 < items && !dev->error.code; p.item0 += p.step) {
 		int n = items - p.item0 < p.step ? items - p.item0 : p.step;
 
-		td__cuda_launch(dev, "attention", span_kernel<D, MT>, dim3(p.spans, p.w.kv_heads, n), THREADS, shared, p);
+		td__cuda_launch(dev, "attention", many ? span_kernel<D, MT, true> : span_kernel<D, MT, false>, dim3(p.strands, p.w.kv_heads, n), THREADS,
+				shared, p);
 		td__attend_sum(dev, &p, rows, n);
 	}
 }

@@ -33,6 +33,7 @@ struct attend_args {
 	int part; /* which rows of each sequence */
 	int rows, rows_per_group, groups; /* of rows per sequence, at most */
 	int spans; /* of a work item, at most */
+	int strands; /* blocks that share them */
 	int item0, step; /* items at a time */
 	int slots; /* of the ring of tiles */
 	float scale; /* log2(e) / sqrt(dim) */

@@ -16,25 +16,95 @@ enum { WARPS = 8, THREADS = WARPS * 32 };
 /* ---- which keys ------------------------------------------------------------------------------------------------------------------------ */
 
 /*
- * What a block attends to: tiles tile, tile - step, ... down to `first`, of keys below `limit`. Keys from `fresh` on are rows of this step; they all lie in
- * the first of these tiles.
+ * What a block attends to: of each of its spans every tile below `end` down to `first`, of keys below `limit`. Keys from `fresh` on are rows of this step; a
+ * block meets them in the first tile of its walk alone. A drafter's own keys are another matter: one tile, all of this step, as many as rows.
  */
 struct span {
-	int tile, first, step, fresh, limit, own;
+	int first, end, fresh, limit, start;
 };
-static __device__ __forceinline__ struct span span_of(const struct attend_args &p, const struct td_seq &s, int r1)
+
+/* Where a block is: its place among the spans (span_at), the tile, below 0 when it is through. */
+struct walk {
+	int place, tile;
+};
+static __device__ __forceinline__ int own_keys(const struct attend_args &p, const struct walk &w)
+{
+	return p.draft && w.place == 0;
+}
+
+/*
+ * MANY: a block has a strand of spans, not a single one. Those of strand i stand in places i, i + strands, ...: so neighbours, which may both have keys of
+ * this step, go to different blocks. The last and the first one are neighbours, too, hence the last two change places.
+ */
+template <bool MANY> static __device__ __forceinline__ int span_at(const struct attend_args &p, int place)
+{
+	return !MANY || place < p.spans - 2 ? place : 2 * p.spans - 3 - place;
+}
+
+/* The last tile of the span in this place, below 0 where it has none. */
+template <bool MANY> static __device__ __forceinline__ int last_tile(const struct attend_args &p, const struct span &sp, int place)
+{
+	int mine = span_at<MANY>(p, place) - p.draft, beyond = sp.end - sp.first - 1 - mine;
+
+	return mine < 0 ? 0 : beyond >= 0 ? sp.first + mine + (p.draft ? beyond / (int)SPANS_DRAFT : beyond / (int)SPANS) * (p.spans - p.draft) : -1;
+}
+
+template <bool MANY> static __device__ __forceinline__ void walk_to(const struct attend_args &p, const struct span &sp, struct walk *w, int place)
+{
+	w->place = place;
+	w->tile = last_tile<MANY>(p, sp, place);
+}
+
+/* To the next tile: of this span, or the last one of the strand's next span that has any. */
+template <bool MANY> static __device__ __forceinline__ void walk_on(const struct attend_args &p, const struct span &sp, struct walk *w)
+{
+	int place = w->place;
+
+	w->tile -= p.spans - p.draft;
+	if (w->tile >= sp.first && !own_keys(p, *w))
+		return;
+	w->tile = -1;
+	while (MANY && w->tile < 0) {
+		place += p.strands;
+		if (place >= p.spans)
+			place = blockIdx.x;
+		if (place == sp.start)
+			break;
+		walk_to<MANY>(p, sp, w, place);
+	}
+}
+
+/* The whole of a block's walk; it begins where this step's keys are. */
+template <bool MANY>
+static __device__ __forceinline__ struct walk walk_begin(const struct attend_args &p, const struct td_seq &s, int r1, struct span *sp)
 {
 	struct reach a = reach_of(p, s, r1 - 1);
-	int limit = p.draft ? s.pos0 : s.pos0 + r1, mine = (int)blockIdx.x - p.draft, step = p.spans - p.draft, beyond = a.end - a.tile - 1 - mine;
-	struct span sp = {-1, a.tile, step, p.from_rows ? s.pos0 : limit, limit, mine < 0};
+	struct walk w;
 
-	if (mine < 0) {
-		sp.tile = sp.first = sp.fresh = 0;
-		sp.limit = s.rows;
-	} else if (beyond >= 0) {
-		sp.tile = a.tile + mine + (p.draft ? beyond / (int)SPANS_DRAFT : beyond / (int)SPANS) * step;
+	sp->first = a.tile;
+	sp->end = a.end;
+	sp->limit = p.draft ? s.pos0 : s.pos0 + r1;
+	sp->fresh = p.from_rows ? s.pos0 : sp->limit;
+	sp->start = blockIdx.x;
+	for (int t = s.pos0 / TILE; MANY && p.from_rows && t < a.end; t++) {
+		int place = span_at<MANY>(p, t % (int)SPANS); /* it is its own inverse */
+
+		if (place % p.strands == (int)blockIdx.x)
+			sp->start = place;
 	}
-	return sp;
+	walk_to<MANY>(p, *sp, &w, sp->start);
+	if (MANY && w.tile < 0)
+		walk_on<MANY>(p, *sp, &w);
+	return w;
+}
+
+static __device__ __forceinline__ int fresh_of(const struct attend_args &p, const struct span &sp, const struct walk &w)
+{
+	return own_keys(p, w) ? 0 : sp.fresh;
+}
+static __device__ __forceinline__ int limit_of(const struct attend_args &p, const struct td_seq &s, const struct span &sp, const struct walk &w)
+{
+	return own_keys(p, w) ? s.rows : sp.limit;
 }
 
 /* The keys [x, y) that row r sees; those of a drafter's block are numbered from 0. */
@@ -69,50 +139,70 @@ template <int D> static size_t shared_bytes(int mt, int slots, int rows, int rot
 /* ---- the ring of tiles --------------------------------------------------------------------------------------------------------------- */
 
 /*
- * Units 2 i and 2 i + 1 are K and V of the i-th tile of the span; unit u lies in slot u % slots (2 or 4). Pages of the next three tiles are known, and the
+ * Units 2 i and 2 i + 1 are K and V of the i-th tile of the walk; unit u lies in slot u % slots (2 or 4). Pages of the next three tiles are known, and the
  * first one's also where it has nothing but this step's keys: asked for where it is used it held up all of them.
  */
 struct feed {
-	int unit, tile, page[3], new_page;
+	struct walk at;
+	int unit, page[3], new_page;
 };
 
-static __device__ __forceinline__ int page_of(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int tile)
+/* The page of the tile that comes `ahead` tiles after this one. */
+template <bool MANY>
+static __device__ __forceinline__ int page_of(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct walk w, int ahead)
 {
-	return tile >= sp.first && tile * TILE < sp.fresh ? p.kv.table[(size_t)s.slot * p.kv.max_pages + tile] : 0;
+	for (; ahead && w.tile >= 0; ahead--)
+		walk_on<MANY>(p, sp, &w);
+	return w.tile >= 0 && w.tile * TILE < fresh_of(p, sp, w) ? p.kv.table[(size_t)s.slot * p.kv.max_pages + w.tile] : 0;
 }
 
-static __device__ __forceinline__ void feed_begin(const struct attend_args &p, const struct td_seq &s, const struct span &sp, struct feed *f)
+template <bool MANY>
+static __device__ __forceinline__ void feed_begin(const struct attend_args &p, const struct td_seq &s, const struct span &sp, const struct walk &w, struct feed *f)
 {
 	f->unit = 0;
-	f->tile = sp.tile;
-	f->new_page = sp.fresh < sp.limit && !sp.own ? p.kv.table[(size_t)s.slot * p.kv.max_pages + sp.tile] : 0;
+	f->at = w;
+	f->new_page = sp.fresh < sp.limit && !own_keys(p, w) ? p.kv.table[(size_t)s.slot * p.kv.max_pages + w.tile] : 0;
 	for (int i = 0; i < 3; i++)
-		f->page[i] = page_of(p, s, sp, sp.tile - i * sp.step);
+		f->page[i] = page_of<MANY>(p, s, sp, w, i);
 }
 
 /* Starts the next unit: what is there before this step, and zeroes beyond the last key. */
-template <int D>
+template <int D, bool MANY>
 static __device__ __forceinline__ void feed_next(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct feed *f,
 						 bf16 *ring)
 {
-	int base = f->tile * TILE, value = f->unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
+	enum { STRIDE = THREADS / (D / 8) }; /* rows at a time; a multiple of 8, so a thread's piece stays in its place */
+	int base = f->at.tile * TILE, value = f->unit & 1, c = threadIdx.x % (D / 8), r0 = threadIdx.x / (D / 8);
 	bf16 *sh = ring + (f->unit & (p.slots - 1)) * (TILE * D);
+	uint32_t to = shared_address(piece<D>(sh, r0, c));
 	const bf16 *old = (const bf16 *)(value ? p.kv.v : p.kv.k) + ((size_t)f->page[0] * p.w.kv_heads + kv_head) * (TILE * D);
-	int n = min(sp.fresh, sp.limit) - base, limit = sp.limit - base;
+	const bf16 *mine = old + r0 * D + c * 8;
+	int limit = limit_of(p, s, sp, f->at) - base, n = min(fresh_of(p, sp, f->at) - base, limit);
 
-	if (f->tile >= sp.first) {
+	if (f->at.tile >= 0) {
+		if (!MANY) { /* a single span is short, and more code comes slowly */
 #pragma unroll
-		for (int j = 0; j < D / 32; j++) {
-			int r = r0 + j * (THREADS / (D / 8));
+			for (int j = 0; j < TILE / STRIDE; j++) {
+				int r = r0 + j * STRIDE;
 
-			if (r < n || r >= limit)
-				copy16(piece<D>(sh, r, c), old + (r < n ? r * D + c * 8 : 0), r < n ? 16 : 0);
+				if (r < n || r >= limit)
+					copy16_once(shared_address(piece<D>(sh, r, c)), old + (r < n ? r * D + c * 8 : 0), r < n ? 16 : 0);
+			}
+		} else if (n >= TILE) { /* nearly all tiles of a strand */
+#pragma unroll
+			for (int r = 0; r < TILE; r += STRIDE)
+				copy16_once(to + r * D * 2, mine + r * D);
+		} else {
+#pragma unroll
+			for (int r = 0; r < TILE; r += STRIDE)
+				if (r0 + r < n || r0 + r >= limit)
+					copy16_once(to + r * D * 2, r0 + r < n ? mine + r * D : (const bf16 *)p.kv.k, r0 + r < n ? 16 : 0);
 		}
 		if (value) {
-			f->tile -= sp.step;
+			walk_on<MANY>(p, sp, &f->at);
 			f->page[0] = f->page[1];
 			f->page[1] = f->page[2];
-			f->page[2] = page_of(p, s, sp, f->tile - 2 * sp.step);
+			f->page[2] = page_of<MANY>(p, s, sp, f->at, 2);
 		}
 	}
 	f->unit++;
@@ -137,14 +227,15 @@ template <int D> struct new_rows {
 };
 
 template <int D>
-static __device__ __forceinline__ void fresh_ask(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, struct new_rows<D> &x)
+static __device__ __forceinline__ void fresh_ask(const struct attend_args &p, const struct td_seq &s, const struct span &sp, const struct walk &w, int kv_head,
+						 struct new_rows<D> &x)
 {
-	int first = max(sp.tile * TILE, sp.fresh), end = min(sp.limit, sp.tile * TILE + (int)TILE);
+	int fresh = fresh_of(p, sp, w), first = max(w.tile * TILE, fresh), end = min(limit_of(p, s, sp, w), w.tile * TILE + (int)TILE);
 
 #pragma unroll
 	for (int i = 0; i < new_rows<D>::EACH; i++) {
 		int key = first + threadIdx.x / 32 + i * WARPS;
-		const bf16 *row = p.x + (size_t)(s.row0 + min(key, end - 1) - sp.fresh) * p.ldx + p.k_col + kv_head * D;
+		const bf16 *row = p.x + (size_t)(s.row0 + min(key, end - 1) - fresh) * p.ldx + p.k_col + kv_head * D;
 
 		x.k[i] = head_load<D>(row, threadIdx.x & 31);
 		x.v[i] = head_load<D>(row + p.w.kv_heads * D, threadIdx.x & 31);
@@ -152,10 +243,10 @@ static __device__ __forceinline__ void fresh_ask(const struct attend_args &p, co
 }
 
 template <int D>
-static __device__ __forceinline__ void fresh_make(const struct attend_args &p, const struct td_seq &s, const struct span &sp, int kv_head, const struct new_rows<D> &x,
-						  int page, bf16 *k_sh, const float2 *turn_sh, const float *weight_sh)
+static __device__ __forceinline__ void fresh_make(const struct attend_args &p, const struct td_seq &s, const struct span &sp, const struct walk &w, int kv_head,
+						  const struct new_rows<D> &x, int page, bf16 *k_sh, const float2 *turn_sh, const float *weight_sh)
 {
-	int lane = threadIdx.x & 31, first = max(sp.tile * TILE, sp.fresh), end = min(sp.limit, sp.tile * TILE + (int)TILE);
+	int lane = threadIdx.x & 31, fresh = fresh_of(p, sp, w), first = max(w.tile * TILE, fresh), end = min(limit_of(p, s, sp, w), w.tile * TILE + (int)TILE);
 	float weight[D / 32];
 
 #pragma unroll
@@ -164,16 +255,16 @@ static __device__ __forceinline__ void fresh_make(const struct attend_args &p, c
 #pragma unroll
 	for (int i = 0; i < new_rows<D>::EACH; i++) {
 		int key = first + threadIdx.x / 32 + i * WARPS;
-		head_words<D> y = norm_turn<D>(p.w, weight, x.k[i], turn_sh + (min(key, end - 1) - sp.fresh) * (p.w.rotary_dim / 2), lane);
+		head_words<D> y = norm_turn<D>(p.w, weight, x.k[i], turn_sh + (min(key, end - 1) - fresh) * (p.w.rotary_dim / 2), lane);
 
 		if (key < end) {
-			bf16 *at = lane_at<D>(k_sh, key - sp.tile * TILE, lane);
+			bf16 *at = lane_at<D>(k_sh, key - w.tile * TILE, lane);
 
 			head_store<D>(at, y);
 			head_store<D>(at + TILE * D, x.v[i]);
 		}
 		if (key < end && !p.draft) {
-			size_t to = (((size_t)page * p.w.kv_heads + kv_head) * TILE + key - sp.tile * TILE) * D + lane * (D / 32);
+			size_t to = (((size_t)page * p.w.kv_heads + kv_head) * TILE + key - w.tile * TILE) * D + lane * (D / 32);
 
 			head_store<D>((bf16 *)p.kv.k + to, y);
 			head_store<D>((bf16 *)p.kv.v + to, x.v[i]);
@@ -341,8 +432,8 @@ static __device__ __forceinline__ void soften(float s[N][4], const float *max_sh
  * among 32 of one pair; a store of a warp is 512 bytes in a row: (tile of 16 pairs, D / 32, its halves, 32 lanes).
  */
 template <int D, int MT>
-static __device__ __forceinline__ void leave(const struct attend_args &p, const float o[D * MT / WARPS / 8][4], const float l[4], const float max[2], int kv_head,
-					     int r0, int r1)
+static __device__ __forceinline__ void leave(const struct attend_args &p, const float o[D * MT / WARPS / 8][4], const float l[4], const float max[2], int span,
+					     int kv_head, int r0, int r1)
 {
 	enum { N = D * MT / WARPS / 32 };
 	int warp = threadIdx.x / 32, lane = threadIdx.x & 31, part = warp / MT;
@@ -351,13 +442,13 @@ static __device__ __forceinline__ void leave(const struct attend_args &p, const 
 #pragma unroll
 	for (int half = 0; half < 2; half++) {
 		int m = warp % MT * 16 + (lane >> 2) + 8 * half;
-		uint4 *to = p.o + (((head * p.spans + blockIdx.x) * (PAIRS / 16) + warp % MT) * (D / 32) + part * N) * 64 + half * 32 + lane;
+		uint4 *to = p.o + (((head * p.spans + span) * (PAIRS / 16) + warp % MT) * (D / 32) + part * N) * 64 + half * 32 + lane;
 		float inverse = l[2 * half] > 0 ? fast_inverse(l[2 * half]) : 0;
 
 		if (r0 + row_of(p, m) >= r1)
 			continue;
 		if (part == 0 && (lane & 3) == 0)
-			p.ms[(head * PAIRS + m) * p.spans + blockIdx.x] = make_float2(max[half], l[2 * half]);
+			p.ms[(head * PAIRS + m) * p.spans + span] = make_float2(max[half], l[2 * half]);
 #pragma unroll
 		for (int n = 0; n < N; n++) {
 			uint32_t v[4];

@@ -4,7 +4,7 @@
  * A chain of one wait: every lane knows before the kernel before this one ends where all its loads lie, asks for them at once, and what lanes share goes
  * through shuffles. With barriers and shared memory between (a block for 16 pairs, factors made once) it took twice as long.
  *
- * What must never happen: a sum whose order depends on anything but the row's own spans.
+ * What must never happen: a sum whose order depends on anything but the row's own spans; a line that is given up before all that it holds has been read.
  */
 #include "kernels/cuda/attend.cuh"
 
@@ -28,9 +28,10 @@ static __device__ __forceinline__ void add_piece(float acc[8], float f, uint4 v)
 /*
  * A warp has 32 dims of two pairs: a lane every fourth span of one piece; all that it needs is asked for at once, and where it lies is known before the wait.
  * The four parts are added in an order that hangs on nothing, and each then ends two of the piece's dims.
+ * MANY: what many sequences left need not reach memory: its lines, which no other warp reads, are given up after use.
  * grid (pairs times D / 64 by WARPS, kv_heads, work items of this pass)
  */
-template <int D> static __global__ void __launch_bounds__(THREADS, 2) merge_kernel(const struct attend_args p)
+template <int D, bool MANY> static __global__ void __launch_bounds__(THREADS, MANY ? 4 : 2) merge_kernel(const struct attend_args p)
 {
 	int item = p.item0 + blockIdx.z, warp = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x & 31, part = lane >> 3;
 	int m = warp / (D / 32) * 2 + (lane >> 2 & 1), g = row_of(p, m), r = item % p.groups * p.rows_per_group + g, n;
@@ -100,12 +101,27 @@ template <int D> static __global__ void __launch_bounds__(THREADS, 2) merge_kern
 	}
 	if (n > 0)
 		*(uint32_t *)out = bf16_pair(acc[0], acc[1]);
+	if (MANY && (lane & 7) == 0) /* two pairs of one span: a line; the sums above have passed between the lanes, so all of it has been read */
+#pragma unroll
+		for (int i = 0; i < QUARTER; i++)
+			if (4 * i + part < n)
+				discard_line(from + (size_t)(4 * i + part) * (PAIRS * D / 8));
+}
+
+template <int D> static void merge(struct td_dev *dev, const struct attend_args *p, dim3 grid)
+{
+	td__cuda_launch(dev, "sum of attention", p->strands < p->spans ? merge_kernel<D, true> : merge_kernel<D, false>, grid, THREADS, 0, *p);
 }
 
 void td__attend_sum(struct td_dev *dev, const struct attend_args *p, int rows, int n)
 {
 	int dim = p->w.head_dim, warps = div_up(rows * p->gqa, 2) * (dim / 32);
+	dim3 grid(div_up(warps, WARPS), p->w.kv_heads, n);
 
-	td__cuda_launch(dev, "sum of attention", dim == 256 ? merge_kernel<256> : dim == 128 ? merge_kernel<128> : merge_kernel<64>,
-			dim3(div_up(warps, WARPS), p->w.kv_heads, n), THREADS, 0, *p);
+	if (dim == 256)
+		merge<256>(dev, p, grid);
+	else if (dim == 128)
+		merge<128>(dev, p, grid);
+	else
+		merge<64>(dev, p, grid);
 }

@@ -296,6 +296,19 @@ static __device__ __forceinline__ void copy16(void *sh, const void *gl, int byte
 {
 	copy16_to(shared_address(sh), gl, bytes);
 }
+/*
+ * The same for what is read once in a long while: the L2 cache gives up its lines before others. The number is what createpolicy makes of evict_first; from
+ * there it would take registers.
+ */
+static __device__ __forceinline__ void copy16_once(uint32_t sh, const void *gl, int bytes = 16)
+{
+	asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(sh), "l"(gl), "r"(bytes), "l"(0x12f0000000000000ull) : "memory");
+}
+/* The 128 bytes from here on, written by an earlier kernel, are not needed any more: their line need not be written back. Afterwards they are anything. */
+static __device__ __forceinline__ void discard_line(const void *gl)
+{
+	asm volatile("discard.global.L2 [%0], 128;" ::"l"(gl) : "memory");
+}
 /* 16 bytes that are read once and never written while a kernel runs. */
 static __device__ __forceinline__ uint4 load_once(const void *gl)
 {

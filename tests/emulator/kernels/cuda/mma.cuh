@@ -265,9 +265,17 @@ static inline void copy16_to(uint32_t sh, const void *gl, int bytes = 16)
 {
 	emu::copy_later(emu::shared_pointer(sh), gl, bytes, 16 - bytes);
 }
+static inline void copy16_once(uint32_t sh, const void *gl, int bytes = 16)
+{
+	copy16_to(sh, gl, bytes);
+}
 static inline void copy16(void *sh, const void *gl, int bytes = 16)
 {
 	emu::copy_later(sh, gl, bytes, 16 - bytes);
+}
+static inline void discard_line(const void *gl)
+{
+	memset((void *)gl, 0xff, 128);
 }
 static inline uint4 load_once(const void *gl)
 {
