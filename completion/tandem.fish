@@ -162,7 +162,7 @@ complete -c tandemd -l model.thinking -r -f -a 'auto on off' -d 'for chats that 
 complete -c tandemd -l model.trust_content -r -f -a 'yes no' -d 'yes: a control token written inside a chat\'s message (<|im_end|>) counts as one; no: it is text (yes|no)'
 complete -c tandemd -l model.weights -r -f -a 'file bf16' -d 'file: as the files have them; bf16: 4-bit weights are expanded at load (file|bf16)'
 complete -c tandemd -l model.head -r -f -a 'auto bf16 int4 rescored' -d 'int4: a BF16 head is quantised at load, which makes it quicker and less exact; rescored: so, too, but the target\'s best 8 logits are computed again in BF16; auto: rescored where the other weights have 4 bits, else bf16 (auto|bf16|int4|rescored)'
-complete -c tandemd -l model.activations -r -f -a 'auto bf16 int8' -d 'what enters products with 4-bit weights: bf16: as it is; int8: rounded to 8 bits, 128 values to a scale, which takes a GPU less time and is a little less exact; auto: bf16 (auto|bf16|int8)'
+complete -c tandemd -l model.activations -r -f -a 'auto bf16 int8' -d 'what enters products with 4-bit weights: bf16: as it is; int8: rounded to 8 bits, 128 values to a scale, which takes a GPU less time and is a little less exact; auto: int8 on a GPU, else bf16 (auto|bf16|int8)'
 complete -c tandemd -l model.draft_vocabulary -r -F -d 'all, or a file that lists the tokens that drafts are chosen from: drafting takes less time, and answers stay what they are (tandem bench --count makes one)'
 complete -c tandemd -l engine.device -r -f -a 'auto cpu cuda' -d 'auto: the GPU where one and the CUDA module are there (auto|cpu|cuda)'
 complete -c tandemd -l engine.slots -r -F -d 'requests that run at once'

@@ -61,7 +61,7 @@ static const struct setting settings[] = {
 	{"model", "trust_content", TEXT, AT(trust_content), 0, 0, "no", "yes: a control token written inside a chat's message (<|im_end|>) counts as one; no: it is text", "yes|no"},
 	{"model", "weights", TEXT, AT(weights), 0, 0, "file", "file: as the files have them; bf16: 4-bit weights are expanded at load", "file|bf16"},
 	{"model", "head", TEXT, AT(head), 0, 0, "auto", "int4: a BF16 head is quantised at load, which makes it quicker and less exact; rescored: so, too, but the target's best 8 logits are computed again in BF16; auto: rescored where the other weights have 4 bits, else bf16", "auto|bf16|int4|rescored"},
-	{"model", "activations", TEXT, AT(activations), 0, 0, "auto", "what enters products with 4-bit weights: bf16: as it is; int8: rounded to 8 bits, 128 values to a scale, which takes a GPU less time and is a little less exact; auto: bf16", "auto|bf16|int8"},
+	{"model", "activations", TEXT, AT(activations), 0, 0, "auto", "what enters products with 4-bit weights: bf16: as it is; int8: rounded to 8 bits, 128 values to a scale, which takes a GPU less time and is a little less exact; auto: int8 on a GPU, else bf16", "auto|bf16|int8"},
 	{"model", "draft_vocabulary", TEXT, AT(draft_vocabulary), 0, 0, "all", "all, or a file that lists the tokens that drafts are chosen from: drafting takes less time, and answers stay what they are (tandem bench --count makes one)", NULL},
 	{"engine", "device", TEXT, AT(device), 0, 0, "auto", "auto: the GPU where one and the CUDA module are there", "auto|cpu|cuda"},
 	{"engine", "slots", INT, AT(slots), 1, TD_SLOTS_MAX, "4", "requests that run at once", NULL},

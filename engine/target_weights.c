@@ -55,7 +55,7 @@ int td_form_head(const char *head, const struct td_target_config *c, int form)
 
 int td_form_activations(const char *activations, const char *device, int form)
 {
-	static const struct { const char *device, *activations; } usual[] = { { "cpu", "bf16" }, { "cuda", "bf16" } };
+	static const struct { const char *device, *activations; } usual[] = { { "cpu", "bf16" }, { "cuda", "int8" } };
 
 	for (size_t i = 0; i < sizeof(usual) / sizeof(*usual); i++)
 		if (!strcmp(activations, "auto") && !strcmp(device, usual[i].device))

@@ -2,7 +2,7 @@
 # The daemon with both workers on the GPU, with MPS and without: the CPU's answers, alone and all at once, from packed and from expanded weights; the weights
 # are on the device once, and the memory taken is what the plan says.
 . "$(dirname "$0")/gpu_lib.sh"
-# Prompts of our own whose greedy answers have no close calls, so that rounding can't change a token.
+# Prompts of our own whose greedy answers have no close calls, so that rounding can't change a token; activations as they are, as on the CPU.
 ask() {
 	raw <<-'END'
 	greet 0
@@ -32,7 +32,7 @@ stop
 for way in $(ways); do
 	for weights in file bf16; do
 		before=$(used)
-		serve "$way" --engine.context=1024 --model.weights=$weights
+		serve "$way" --engine.context=1024 --model.weights=$weights --model.activations=bf16
 		ask "$T/gpu"
 		cmp -s "$T/cpu" "$T/gpu" || fail "MPS $way, weights $weights: not the CPU's answer: $(diff "$T/cpu" "$T/gpu")"
 		plan=$(sed -n 's/.*in all: \([0-9.]*\) GiB.*/\1/p' "$LOG") taken=$(($(used) - before))

@@ -229,7 +229,7 @@ static void activations_are_what_is_said(void **state)
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(td_form_activations("int8", device[i], TD_FORM_HEAD_INT4), TD_FORM_HEAD_INT4 | TD_FORM_ACT8);
 		assert_int_equal(td_form_activations("bf16", device[i], TD_FORM_HEAD_INT4 | TD_FORM_ACT8), TD_FORM_HEAD_INT4);
-		assert_int_equal(td_form_activations("auto", device[i], TD_FORM_ACT8), 0);
+		assert_int_equal(td_form_activations("auto", device[i], i ? 0 : TD_FORM_ACT8), i ? TD_FORM_ACT8 : 0); /* what a GPU does faster */
 	}
 	assert_int_equal(td_form_head("auto", &(struct td_target_config){ .hidden = 2568 }, TD_FORM_ACT8), TD_FORM_ACT8);
 }
