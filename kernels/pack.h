@@ -56,7 +56,8 @@ struct td_scratch_of {
 enum { TD_SCRATCH_PAIRS = 64, TD_SCRATCH_SPANS = 33 /* attention: of a work item, at most */, TD_SCRATCH_PIECE = 4096 /* sampling: ids of a block */,
        TD_SCRATCH_OF_PIECE = 24, TD_SCRATCH_LIST = 2048 /* and bytes of what it leaves and of its list */ };
 
-/* The largest of: expanded weights, partial sums or arranged rows of a product (512 rows of 60,000 columns are 64 MiB); the partial results of one work item of attention (of more items when there is room);
+/* The largest of: expanded weights, partial sums or arranged rows of a product (512 rows of 60,000 columns are 64 MiB); the partial results of one work item
+ * of attention (of more items when there is room);
  * outputs of the recurrent layers, or their chunks; processed logits or, in their place, the lists of their best. */
 static inline size_t td_scratch_cuda(const struct td_scratch_of *o)
 {
