@@ -85,7 +85,7 @@ struct td_linear {
 /*
  * What td_linear.act8 makes of x: of each row every TD_ACT8_GROUP columns (the last group of a row may have fewer) become signed bytes and a scale,
  *	a = max |x|,  r = 127 * (1 / a),  q = x * r rounded to the nearest even (one rounding: fma),  scale = a * (1 / 127);  a = 0: all zero
- * each operation rounded to float32. y = sum over groups of weight scale * scale * sum of (code - 8) * q, the inner sum exact in integers.
+ * each operation rounded to float32; r infinite: all zero. y = sum over groups of weight scale * scale * sum of (code - 8) * q, the inner sum exact in integers.
  */
 enum { TD_ACT8_GROUP = 128 };
 

@@ -49,10 +49,13 @@ template <int LANES> static __device__ __forceinline__ float act8_largest(uint32
 		most = max(most, __shfl_xor_sync(~0u, most, by));
 	return __uint_as_float(most << 16);
 }
-/* What values are multiplied by, and a sixteenth of the scale that undoes it: weights are multiplied as 16 times themselves. */
+/* What values are multiplied by, and a sixteenth of the scale that undoes it: weights are multiplied as 16 times themselves. Nothing, and what is so near to it
+ * that the factor would be infinite, becomes zeros; what is no number stays so in the scale. */
 static __device__ __forceinline__ float act8_factor(float largest)
 {
-	return largest != 0 ? 127.0f * __frcp_rn(largest) : 0.0f;
+	float r = 127.0f * __frcp_rn(largest);
+
+	return r < __uint_as_float(0x7f800000u) ? r : 0.0f;
 }
 static __device__ __forceinline__ float act8_scale(float largest)
 {

@@ -25,6 +25,23 @@ static __device__ __forceinline__ void act8_weights(uint32_t first, uint32_t sec
 	a[3] = second & high;
 }
 
+/* A lane's fragments of part q of P of a tile's chunk, which lies at w in shared memory. */
+template <int P> static __device__ __forceinline__ void act8_part(uint32_t w, int q, uint32_t a[UNITS / P][4])
+{
+#pragma unroll
+	for (int i = 0; i < UNITS / P; i += 2) {
+		int u = q * (UNITS / P) + i;
+		uint4 v = load16(w + u / 2 * 512 + (threadIdx.x & 31) * 16);
+
+		if (P < UNITS) {
+			act8_weights(v.x, v.y, a[i]);
+			act8_weights(v.z, v.w, a[(i + 1) % (UNITS / P)]);
+		} else {
+			act8_weights(u & 1 ? v.z : v.x, u & 1 ? v.w : v.y, a[0]);
+		}
+	}
+}
+
 template <int P> struct int4_act8_format : int4_order<P> {
 	enum { STARTS = 1, ROW = CHUNK, EIGHT = 1, DEEP = P == 1 ? 6 : 4, COST_TILE = 45, COST_STEP = 8, COST_PART = 30, UNITS_OF = UNITS / P };
 

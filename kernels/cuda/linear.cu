@@ -96,7 +96,7 @@ void td__cuda_pack_rows(struct td_dev *dev, const struct td_linear *from, const 
 
 	if (dev->error.code)
 		return;
-	if (w->kind != from->kind || w->in != from->in || w->group != from->group || td__cuda_paired(from))
+	if (w->kind != from->kind || w->in != from->in || w->group != from->group || w->act8 != from->act8 || td__cuda_paired(from))
 		td__cuda_fail(dev, TD_E_INTERNAL, "pack_rows: from a map of %d columns, group %d, to one of %d, group %d", from->in, from->group, w->in, w->group);
 	else if (w->kind == TD_W_BF16)
 		td__cuda_embed(dev, all, id, some);

@@ -148,20 +148,9 @@ template <int P, int WGS> struct prompt8 {
 
 		__device__ __forceinline__ void load(uint32_t w, int q)
 		{
-			uint32_t lane16 = (threadIdx.x & 31) * 16, scale = load4(w + 1024 + q * 32 + (threadIdx.x >> 2 & 7) * 4);
+			uint32_t scale = load4(w + 1024 + q * 32 + (threadIdx.x >> 2 & 7) * 4);
 
-#pragma unroll
-			for (int i = 0; i < UNITS_OF; i += 2) {
-				int u = q * UNITS_OF + i;
-				uint4 v = load16(w + u / 2 * 512 + lane16);
-
-				if (UNITS_OF > 1) {
-					act8_weights(v.x, v.y, a[i]);
-					act8_weights(v.z, v.w, a[(i + 1) % UNITS_OF]);
-				} else {
-					act8_weights(u & 1 ? v.z : v.x, u & 1 ? v.w : v.y, a[0]);
-				}
-			}
+			act8_part<P>(w, q, a);
 			lo = bf16_lo(scale);
 			hi = bf16_hi(scale);
 		}
@@ -293,6 +282,8 @@ template <int P, int WGS> struct prompt8 {
 	{
 		int o = unit_output(tile);
 
+		if (tile >= l.tiles)
+			return;
 #pragma unroll
 		for (int n0 = 0; n0 < EIGHTS; n0 += BATCH) {
 			float2 lo[BATCH], hi[BATCH];

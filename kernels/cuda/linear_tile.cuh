@@ -147,6 +147,20 @@ struct linear_place {
 	int n, k, begin, end; /* of the warp: its chunks of the block's */
 };
 
+/* Of 4 x 4 words that 4 neighbouring lanes hold by rows, a column each. */
+static __device__ __forceinline__ uint4 turn_words(uint4 v)
+{
+	int t = threadIdx.x & 3;
+	uint32_t a, b;
+
+	a = __shfl_xor_sync(~0u, t & 1 ? v.x : v.y, 1);
+	b = __shfl_xor_sync(~0u, t & 1 ? v.z : v.w, 1);
+	v = t & 1 ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
+	a = __shfl_xor_sync(~0u, t & 2 ? v.x : v.z, 2);
+	b = __shfl_xor_sync(~0u, t & 2 ? v.y : v.w, 2);
+	return t & 2 ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
+}
+
 /* A lane's activations of a chunk as they are. */
 static __device__ __forceinline__ void keep_bf16(const uint4 x[UNITS], uint32_t to)
 {
@@ -525,8 +539,9 @@ template <class F> static void cut(struct td_dev *dev, struct linear_args *p, in
 	for (int bits = 0; bits <= RANK_BITS; bits++) {
 		int clusters = clusters_of<F>(dev, bits), first = div_up(p->chunks, most << bits);
 
-		for (int s = first; s <= (bits ? 1 : few ? first : slices_most); s++) {
-			int chunks = div_up(p->chunks, s << bits), used = div_up(p->chunks, chunks << bits), rows = clusters / used;
+		/* slices needn't run at once: on a few multiprocessors there may be more of them than of these */
+		for (int s = first; s <= (bits ? 1 : few || first > slices_most ? first : slices_most); s++) {
+			int chunks = div_up(p->chunks, s << bits), used = div_up(p->chunks, chunks << bits), rows = bits || clusters > used ? clusters / used : 1;
 			int tiles = rows ? div_up(p->tiles, rows) : 0;
 
 			for (int part_bits = 0; tiles && part_bits <= PART_BITS; part_bits++) {

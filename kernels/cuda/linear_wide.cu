@@ -58,20 +58,6 @@ template <int P> static inline size_t wide_shared(int by_columns, int stages)
 
 /* ---- arranging ------------------------------------------------------------------------------------------------------------------------ */
 
-/* Of 4 x 4 words that 4 neighbouring lanes hold by rows, a column each. */
-static __device__ __forceinline__ uint4 turn(uint4 v)
-{
-	int t = threadIdx.x & 3;
-	uint32_t a, b;
-
-	a = __shfl_xor_sync(~0u, t & 1 ? v.x : v.y, 1);
-	b = __shfl_xor_sync(~0u, t & 1 ? v.z : v.w, 1);
-	v = t & 1 ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
-	a = __shfl_xor_sync(~0u, t & 2 ? v.x : v.z, 2);
-	b = __shfl_xor_sync(~0u, t & 2 ? v.y : v.w, 2);
-	return t & 2 ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
-}
-
 /*
  * A warp arranges eight rows of a chunk: 64 columns of a row are 128 bytes, the eight rows after each other, their 16-byte pieces exchanged as the hardware
  * wants it to read without conflicts (piece p of row g lies at p ^ g). A piece holds what the four lanes of a row have of a product's half.
@@ -93,7 +79,7 @@ template <int P> static __global__ void __launch_bounds__(ARRANGE_WARPS * 32) ar
 		v[u] = row < p.rows && col + u * UNIT < p.in ? __ldcg((const uint4 *)(p.x + (size_t)row * p.ldx + col + u * UNIT)) : make_uint4(0, 0, 0, 0);
 #pragma unroll
 	for (int u = 0; u < UNITS; u++)
-		*(uint4 *)(to + ((u >> 1) * NT + n) * 1024 + g * 128 + (((u & 1) * 4 + t) ^ g) * 16) = turn(v[u]);
+		*(uint4 *)(to + ((u >> 1) * NT + n) * 1024 + g * 128 + (((u & 1) * 4 + t) ^ g) * 16) = turn_words(v[u]);
 	int4_format<P>::starts_of(v, [&](int q, float a, float b) {
 		if (lane < 4)
 			*(float4 *)(to + wide_sizes<P>::X + (q * NT + n) * 64 + t * 16) = make_float4(a, b, a, b);

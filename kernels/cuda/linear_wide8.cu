@@ -149,24 +149,13 @@ template <int P> struct wide8 {
 	/* acc += scales times the products of part q of a chunk. w: its weights. */
 	__device__ __forceinline__ void multiply(uint32_t w, uint32_t x, uint32_t scales, int q, uint64_t *x_full, int turn)
 	{
-		uint32_t lane16 = (threadIdx.x & 31) * 16, scale = load4(w + 1024 + q * 32 + (threadIdx.x >> 2 & 7) * 4), a[UNITS_OF][4];
+		uint32_t scale = load4(w + 1024 + q * 32 + (threadIdx.x >> 2 & 7) * 4), a[UNITS_OF][4];
 		float lo = bf16_lo(scale), hi = bf16_hi(scale);
 		uint64_t place = operand_by_rows(x);
 		int sum[NT * 4];
 
 		scales += (threadIdx.x & 3) * 16;
-#pragma unroll
-		for (int i = 0; i < UNITS_OF; i += 2) {
-			int u = q * UNITS_OF + i;
-			uint4 v = load16(w + u / 2 * 512 + lane16);
-
-			if (UNITS_OF > 1) {
-				act8_weights(v.x, v.y, a[i]);
-				act8_weights(v.z, v.w, a[(i + 1) % UNITS_OF]);
-			} else {
-				act8_weights(u & 1 ? v.z : v.x, u & 1 ? v.w : v.y, a[0]);
-			}
-		}
+		act8_part<P>(w, q, a);
 		if (q == 0)
 			gate_wait(x_full, turn);
 		group_begin();

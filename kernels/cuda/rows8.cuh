@@ -18,20 +18,6 @@ static inline __host__ __device__ constexpr int image8_bytes(int rows)
 	return rows * (ROW8_BYTES + 4);
 }
 
-/* Of 4 x 4 words that 4 neighbouring lanes hold by rows, a column each. */
-static __device__ __forceinline__ uint4 turn_words(uint4 v)
-{
-	int t = threadIdx.x & 3;
-	uint32_t a, b;
-
-	a = __shfl_xor_sync(~0u, t & 1 ? v.x : v.y, 1);
-	b = __shfl_xor_sync(~0u, t & 1 ? v.z : v.w, 1);
-	v = t & 1 ? make_uint4(a, v.y, b, v.w) : make_uint4(v.x, a, v.z, b);
-	a = __shfl_xor_sync(~0u, t & 2 ? v.x : v.z, 2);
-	b = __shfl_xor_sync(~0u, t & 2 ? v.y : v.w, 2);
-	return t & 2 ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
-}
-
 /* Where parts of an image lie, in bytes: a block of rows, then of a chunk its rows and its scales. */
 struct image8 {
 	char *at;

@@ -20,6 +20,7 @@ done
 for op in gdn attention linear; do
 	EMULATOR_SHARED=101376 "$TOOLS/ops_check" --small --only $op >"$OUT" 2>&1 || fail "on a GPU with little shared memory: $(grep -v ' ok$' "$OUT")"
 done
+EMULATOR_SMS=1 EMULATOR_SHARED=101376 "$TOOLS/ops_check" --tiny --only linear >"$OUT" 2>&1 || fail "where columns take more blocks than there are multiprocessors: $(grep -v ' ok$' "$OUT")"
 EMULATOR_MINOR=1 "$TOOLS/ops_check" --small --only gdn >"$OUT" 2>&1 || fail "on a GPU without the bulk copy engine: $(grep -v ' ok$' "$OUT")"
 for op in attention draft; do
 	EMULATOR_SMS=40 "$TOOLS/ops_check" --small --only $op >"$OUT" 2>&1 || fail "where a sequence alone has a multiprocessor for each span: $(grep -v ' ok$' "$OUT")"
