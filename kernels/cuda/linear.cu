@@ -2,10 +2,10 @@
  * linear.cu: linear maps: packing at load, and the choice of a kernel by the number of rows.
  *
  * Up to 64 rows at a time (512 of 4-bit weights on a Hopper) go through the small kernels, which are row-invariant. Prompts' positions 256 k to 256 k + 255,
- * where a batch has all of them as final rows, go to the dense products (linear_dense.cu; of maps with activations in 8 bits linear_prompt8.cu, on a Hopper), and so
- * does the rest of a prompt of more than 64. The two ways
- * differ in rounding (INT4 weights are exact in the small kernels), so which one a position takes must be a matter of the prompt alone: that is why verified
- * rows never go there, however many there are, and why the blocks are those of the batch and not simply of the rows.
+ * where a batch has all of them as final rows, go to the dense products (linear_dense.cu; of maps with activations in 8 bits linear_prompt8.cu, on a Hopper),
+ * and so does the rest of a prompt of more than 64. The two ways differ in rounding (INT4 weights are exact in the small kernels) or in the order of sums, so
+ * which one a position takes must be a matter of the prompt alone: that is why verified rows never go there, however many there are, and why the blocks are
+ * those of the batch and not simply of the rows.
  */
 #include "kernels/cuda/internal.cuh"
 #include "kernels/pack.h"

@@ -1,7 +1,8 @@
 /*
  * linear_int4.cu: y = W x for packed 4-bit weights and few rows, the same bits for a row in any company; packing and unpacking.
  *
- * Order of weights in memory: int4_order.cuh; arithmetic: int4_format.cuh, and int4_act8_format.cuh where the map takes activations in 8 bits. How the work is split and in which order sums are made: linear_tile.cuh.
+ * Order of weights in memory: int4_order.cuh; arithmetic: int4_format.cuh, and int4_act8_format.cuh where the map takes activations in 8 bits. How the work is
+ * split and in which order sums are made: linear_tile.cuh.
  */
 #include "kernels/cuda/int4_act8_format.cuh"
 #include "kernels/cuda/int4_format.cuh"
