@@ -172,7 +172,8 @@ void td__cuda_int4_rows(struct td_dev *dev, const struct td_linear *from, const 
 	int chunks = div_up(w->in, CHUNK), parts = parts_of(w);
 	size_t words = (size_t)div_up(w->out, TILE) * chunks * 256, scales = words / 16 * parts;
 
-	pick_weights<<<(unsigned)((words + 255) / 256), 256, 0, dev->stream>>>((uint32_t *)w->data, (const uint32_t *)from->data, id, w->out, chunks, parts, w->act8, words);
+	pick_weights<<<(unsigned)((words + 255) / 256), 256, 0, dev->stream>>>((uint32_t *)w->data, (const uint32_t *)from->data, id, w->out, chunks, parts,
+									     w->act8, words);
 	pick_scales<<<(unsigned)((scales + 255) / 256), 256, 0, dev->stream>>>((bf16 *)w->data, (const bf16 *)from->data, id, w->out, chunks, parts, scales);
 	td__cuda_launched(dev, "picking rows of INT4 weights");
 }
@@ -250,5 +251,6 @@ void td__cuda_int4_expand(struct td_dev *dev, const struct td_linear *w, int row
 	size_t lanes = (size_t)div_up(rows, TILE) * chunks * 64;
 	const uint32_t *src = (const uint32_t *)((const char *)w->data + (size_t)(row0 / TILE) * chunks * (1024 + 32 * parts));
 
-	td__cuda_launch(dev, "expanding INT4 weights", w->act8 ? expand_kernel<1> : expand_kernel<0>, (unsigned)((lanes + 255) / 256), 256, 0, src, dense, rows, w->in, chunks, parts, lanes);
+	td__cuda_launch(dev, "expanding INT4 weights", w->act8 ? expand_kernel<1> : expand_kernel<0>, (unsigned)((lanes + 255) / 256), 256, 0, src, dense,
+			rows, w->in, chunks, parts, lanes);
 }

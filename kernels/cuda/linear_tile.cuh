@@ -322,7 +322,8 @@ static __device__ __forceinline__ float4 add_ranks(const float4 *from, int part_
 }
 
 /* The sums of a pass that this block owns, in the format's order: to y, or to the slice's partial sums. */
-template <class F, int NT> static __device__ __forceinline__ void finish(const struct linear_args &p, const struct linear_place &b, const char *sums, int tile0, int tiles)
+template <class F, int NT>
+static __device__ __forceinline__ void finish(const struct linear_args &p, const struct linear_place &b, const char *sums, int tile0, int tiles)
 {
 	int sources = 1 << (p.part_bits + p.rank_bits), i = threadIdx.x / 32, u = (i << p.rank_bits) + b.rank, units = tiles * NT;
 	int row = unit_row(b.row0 + u % NT * 8), o = unit_output(tile0 + u / NT);
