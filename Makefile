@@ -137,7 +137,7 @@ $(B)/bin/tandem: $(B)/client/main.o $(A_CLIENT) $(A_LIBTANDEM) $(A_ENGINE) $(A_P
 	$(call link,$(LIBS_CLIENT) $(LIBS_ENGINE))
 
 # ---- CUDA module ---------------------------------------------------------------------------------------------------------------------
-CUDA_ARCHS ?= 80 86 89 90
+CUDA_ARCHS ?= 80 86 90 # 8.9 runs the code of 8.6
 # The stub stands in for the driver's libcuda.so.1 on a machine without one.
 CUDA_LIB := $(abspath $(dir $(NVCC))../lib64)
 # Products of warpgroups are in code for Hoppers alone (sm_90a); a module without it must not try them.
