@@ -55,7 +55,7 @@ struct td_cache_bytes td_target_cache_layout(const struct td_target_config *c, c
 /* The drafter's pool has the target's pages, by the same numbers. A multiple of 2 * layers: k, v of each. */
 size_t td_drafter_kv_bytes(const struct td_drafter_config *c, int kv_pages, enum td_dtype act);
 
-/* Prompt rows of a step when nobody says: many on a GPU, which expands INT4 weights once a step, fewer with one slot; not more than all slots can have. */
+/* Prompt rows of a step when nobody says: many on a GPU, which reads its weights once a step, fewer with one slot; not more than all slots can have. */
 int td_chunk_auto(const char *device, int slots, int context);
 
 /* ---- the plan ------------------------------------------------------------------------------------------------------------------------------ */

@@ -78,7 +78,7 @@ struct td_linear {
 	int in, out;
 	int group; /* INT4: columns that share a scale; divides `in` */
 	int paired; /* gate|up: only ever multiplied by linear_swiglu, so a backend may pack the halves' rows side by side; set before `pack` */
-	int act8; /* INT4: x is rounded to 8 bits first, see td_act8; set before `pack` */
+	int act8; /* INT4: x is rounded to 8 bits first, see TD_ACT8_GROUP; set before `pack` */
 	void *data; /* td_ops.pack_bytes(...) bytes, 256-byte aligned */
 };
 

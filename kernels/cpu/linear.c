@@ -156,7 +156,7 @@ TD__INLINE void expand_int4(float *dst, const uint8_t *row, int in, int group, i
 
 /* ---- rounding ---------------------------------------------------------------------------------------------------------------------- */
 
-/* A group of a row, by the formulas of td_act8. Where 127 / a is more than a float holds, a is as good as 0. */
+/* A group of a row, by the formulas beside TD_ACT8_GROUP. Where 127 / a is more than a float holds, a is as good as 0. */
 TD__INLINE void round_group_body(const float *x, float *q, float *scale, int n)
 {
 	const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */

@@ -49,7 +49,7 @@ struct prompt8_args {
 template <int P, int WGS> struct prompt8_sizes {
 	enum {
 		TILES = WGS * 4,
-		WEIGHTS = 1024 + 32 * P,
+		WEIGHTS = int4_order<P>::BYTES,
 		IMAGE = ROWS * (ROW8_BYTES + 4),
 		STAGE = (IMAGE + TILES * WEIGHTS + STAGE8_ALIGN - 1) / STAGE8_ALIGN * STAGE8_ALIGN,
 		SUMS = EIGHTS * 4 /* of a lane */
@@ -94,19 +94,6 @@ static __device__ __forceinline__ int piece_of(const struct prompt8_args &p, int
 	return 1;
 }
 
-/* Where a ring is at. */
-struct prompt8_ring {
-	int stage, turn;
-
-	__device__ __forceinline__ void step(int stages)
-	{
-		if (++stage == stages) {
-			stage = 0;
-			turn ^= 1;
-		}
-	}
-};
-
 /* An asking warp: a lane for each of its share of the tile's weights, and in the first warp one for the rows. */
 template <int P, int WGS> static __device__ __forceinline__ void ask8(const struct prompt8_args &p, const struct prompt8_place &b, int warp)
 {
@@ -115,7 +102,7 @@ template <int P, int WGS> static __device__ __forceinline__ void ask8(const stru
 	int lane = threadIdx.x & 31, weights = lane < MINE, mine = warp * MINE + lane, bytes = weights ? S::WEIGHTS : S::IMAGE;
 	uint32_t to = b.ring + (weights ? S::IMAGE + mine * S::WEIGHTS : 0);
 	struct prompt8_piece t;
-	struct prompt8_ring r = {};
+	struct ring r = {};
 
 	if (lane > MINE || (lane == MINE && warp))
 		return;
@@ -247,7 +234,7 @@ template <int P, int WGS> struct prompt8 {
 	{
 		int warp = threadIdx.x / 32;
 		struct prompt8_piece t;
-		struct prompt8_ring r = {};
+		struct ring r = {};
 
 #pragma unroll 1
 		for (int i = 0; piece_of(p, i, &t); i++) {

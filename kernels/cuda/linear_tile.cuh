@@ -161,6 +161,27 @@ static __device__ __forceinline__ uint4 turn_words(uint4 v)
 	return t & 2 ? make_uint4(a, b, v.z, v.w) : make_uint4(v.x, v.y, a, b);
 }
 
+/* What a lane takes of a row's chunk, from column `col` on: eight columns of each unit; zero beyond rows and columns. */
+static __device__ __forceinline__ void row_chunk(const struct linear_args &p, int row, int col, uint4 v[UNITS])
+{
+#pragma unroll
+	for (int u = 0; u < UNITS; u++)
+		v[u] = row < p.rows && col + u * UNIT < p.in ? __ldcg((const uint4 *)(p.x + (size_t)row * p.ldx + col + u * UNIT)) : make_uint4(0, 0, 0, 0);
+}
+
+/* Where a ring of stages is at, for kernels of warpgroups: a stage, and whether it was used an odd number of times before. */
+struct ring {
+	int stage, turn;
+
+	__device__ __forceinline__ void step(int stages)
+	{
+		if (++stage == stages) {
+			stage = 0;
+			turn ^= 1;
+		}
+	}
+};
+
 /* A lane's activations of a chunk as they are. */
 static __device__ __forceinline__ void keep_bf16(const uint4 x[UNITS], uint32_t to)
 {

@@ -74,9 +74,7 @@ template <int P> static __global__ void __launch_bounds__(ARRANGE_WARPS * 32) ar
 	after_previous();
 	if (eight >= eights)
 		return;
-#pragma unroll
-	for (int u = 0; u < UNITS; u++)
-		v[u] = row < p.rows && col + u * UNIT < p.in ? __ldcg((const uint4 *)(p.x + (size_t)row * p.ldx + col + u * UNIT)) : make_uint4(0, 0, 0, 0);
+	row_chunk(p, row, col, v);
 #pragma unroll
 	for (int u = 0; u < UNITS; u++)
 		*(uint4 *)(to + ((u >> 1) * NT + n) * 1024 + g * 128 + (((u & 1) * 4 + t) ^ g) * 16) = turn_words(v[u]);
@@ -87,19 +85,6 @@ template <int P> static __global__ void __launch_bounds__(ARRANGE_WARPS * 32) ar
 }
 
 /* ---- the product ---------------------------------------------------------------------------------------------------------------------- */
-
-/* Where a ring is at: a stage, and how often it was used before. */
-struct ring {
-	int stage, turn;
-
-	__device__ __forceinline__ void step(int stages)
-	{
-		if (++stage == stages) {
-			stage = 0;
-			turn++;
-		}
-	}
-};
 
 /* The chunks of a team in order: those of every `step`-th segment from the team's own on. Begins before the first. */
 struct walk {
@@ -168,7 +153,7 @@ template <int P> static __device__ __forceinline__ void ask(const struct wide_ar
 	at.start(p.l, b.team, b.teams);
 	for (int i = 0; at.there(p.l, segments); at.c++, r.step(p.stages), i++) {
 		if (i >= ready)
-			gate_wait(b.empty + r.stage, (r.turn & 1) ^ 1);
+			gate_wait(b.empty + r.stage, r.turn ^ 1);
 		if (lane == tiles && first == 0 && i >= ready)
 			gate_expect(b.full + r.stage, S::IMAGE + b.tiles * S::WEIGHTS);
 		if ((lane == tiles && first == 0) || (weights && i >= ready))
@@ -273,7 +258,7 @@ template <int P> struct wide {
 			for (; at.c < at.end; at.c++, r.step(p.stages)) {
 				uint32_t stage = of_the_warp(b.ring + r.stage * b.stage_bytes);
 
-				gate_wait(b.full + r.stage, r.turn & 1);
+				gate_wait(b.full + r.stage, r.turn);
 #pragma unroll
 				for (int q = 0; q < P; q++)
 					multiply(stage, stage + mine, q);

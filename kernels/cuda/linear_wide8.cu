@@ -34,10 +34,6 @@ struct wide8_args {
 	int groups, stages; /* of rows, of a ring */
 };
 
-template <int P> struct wide8_weights {
-	enum { BYTES = 1024 + 32 * P };
-};
-
 static inline __host__ __device__ int exchange_bytes(int rank_bits)
 {
 	return rank_bits ? WIDE_WARPS * NT * SUM_BYTES : 0;
@@ -45,7 +41,7 @@ static inline __host__ __device__ int exchange_bytes(int rank_bits)
 template <int P> static inline size_t wide8_shared(const struct linear_args &p, int stages)
 {
 	return ALIGN + (size_t)p.block_chunks * (X_BYTES + SCALE_BYTES + 16) + exchange_bytes(p.rank_bits) +
-	       (size_t)WIDE_WARPS * stages * (wide8_weights<P>::BYTES + 16);
+	       (size_t)WIDE_WARPS * stages * (int4_order<P>::BYTES + 16);
 }
 
 #ifdef TD_CUDA_GROUPS
@@ -55,19 +51,6 @@ struct wide8_place {
 	char *exchange; /* (unit of this rank, rank it is from, lane) */
 	uint64_t *x_full, *x_empty, *full, *empty; /* gates: of a chunk's rows, of a warp's stage: what was asked for is there; it was left */
 	int rank, c0, chunks, tile0, end; /* columns; tiles */
-};
-
-/* Where a ring is at: a stage, and how often it was used before. */
-struct ring8 {
-	int stage, turn;
-
-	__device__ __forceinline__ void step(int stages)
-	{
-		if (++stage == stages) {
-			stage = 0;
-			turn ^= 1;
-		}
-	}
 };
 
 /* The asking threads come to the barriers of the cluster, too, as these count all: but they never make the others wait, who need the next pass's weights. */
@@ -86,12 +69,12 @@ static __device__ __forceinline__ void meet_again(const struct wide8_args &p, in
 /* The weights of a team's warps, a lane for each; those of the first stages before the kernel before has ended. */
 template <int P> static __device__ __forceinline__ void ask_weights(const struct wide8_args &p, const struct wide8_place &b, int team)
 {
-	enum { BYTES = wide8_weights<P>::BYTES };
+	enum { BYTES = int4_order<P>::BYTES };
 	int lane = threadIdx.x & 31, mine = team * TEAM_WARPS + lane, ready = b.chunks < p.stages ? b.chunks : p.stages, first = 1;
 	uint64_t *full = b.full + mine * p.stages, *empty = b.empty + mine * p.stages;
 	uint32_t ring = b.rings + mine * p.stages * BYTES;
 	const char *from = (const char *)p.l.w + ((size_t)(b.tile0 + mine) * p.l.chunks + b.c0) * BYTES;
-	struct ring8 r = {};
+	struct ring r = {};
 
 	if (lane < TEAM_WARPS && b.tile0 + mine < b.end)
 		for (int c = 0; c < ready; c++) {
@@ -142,7 +125,7 @@ static __device__ __forceinline__ void ask_rows(const struct wide8_args &p, cons
 
 /* A warp's way through its tiles. */
 template <int P> struct wide8 {
-	enum { BYTES = wide8_weights<P>::BYTES, UNITS_OF = UNITS / P };
+	enum { BYTES = int4_order<P>::BYTES, UNITS_OF = UNITS / P };
 
 	float acc[NT * 4];
 
@@ -186,7 +169,7 @@ template <int P> struct wide8 {
 	}
 
 	/* Sums of the warp's tile and the group's rows over all columns of the block -> total. */
-	__device__ __forceinline__ void all_columns(const struct wide8_args &p, const struct wide8_place &b, struct ring8 &r, int z, int mine, int last,
+	__device__ __forceinline__ void all_columns(const struct wide8_args &p, const struct wide8_place &b, struct ring &r, int z, int mine, int last,
 						    float (&total)[NT * 4])
 	{
 		int warp = threadIdx.x / 32, begin = 0, step = part_chunks(p.l, b.chunks);
@@ -280,7 +263,7 @@ template <int P> struct wide8 {
 	{
 		int warp = threadIdx.x / 32, first = 1;
 		float total[NT * 4];
-		struct ring8 r = {};
+		struct ring r = {};
 
 		for (int z = 0; z < p.groups; z++)
 #pragma unroll 1
@@ -324,7 +307,7 @@ template <int P> static __global__ void __launch_bounds__(WIDE_THREADS, 1) wide8
 	b.scales = b.x + p.l.block_chunks * X_BYTES;
 	b.exchange = wide8_sh + (b.scales - shared_address(wide8_sh)) + p.l.block_chunks * SCALE_BYTES;
 	b.rings = shared_address(b.exchange) + exchange_bytes(p.l.rank_bits);
-	b.full = (uint64_t *)(b.exchange + exchange_bytes(p.l.rank_bits) + gates * wide8_weights<P>::BYTES);
+	b.full = (uint64_t *)(b.exchange + exchange_bytes(p.l.rank_bits) + gates * int4_order<P>::BYTES);
 	b.empty = b.full + gates;
 	b.x_full = b.empty + gates;
 	b.x_empty = b.x_full + p.l.block_chunks;

@@ -39,9 +39,7 @@ template <int ROWS> static __global__ void __launch_bounds__(ARRANGE8_WARPS * 32
 	after_previous();
 	if (eight >= eights)
 		return;
-#pragma unroll
-	for (int u = 0; u < UNITS; u++)
-		v[u] = row < p.rows && col + u * UNIT < p.in ? __ldcg((const uint4 *)(p.x + (size_t)row * p.ldx + col + u * UNIT)) : make_uint4(0, 0, 0, 0);
+	row_chunk(p, row, col, v);
 	scale = act8_round(v, q);
 #pragma unroll
 	for (int h = 0; h < 2; h++)

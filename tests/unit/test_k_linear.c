@@ -63,7 +63,7 @@ static void map_free(struct td_dev *dev, struct map *m)
 	free(m->bf16);
 }
 
-/* A row as td_act8 makes it: whole numbers times a scale. */
+/* A row as td_linear.act8 has it: whole numbers times a scale. */
 static void rounded_row(const float *x, int n, double *to)
 {
 	for (int k = 0; k < n; k += TD_ACT8_GROUP) {
